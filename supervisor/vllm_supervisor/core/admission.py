@@ -1,0 +1,172 @@
+"""The gate: one plain call decides about a request and registers it, so nothing can slip between asking and acting.
+
+Rules:
+* `admit` is not a coroutine. It checks, counts and registers in one go; a request is therefore either in the drain
+  count or refused before any backend work, never in between.
+* Admission is closed while any `ClosedReason` holds. Reasons are a set, so two causes never overwrite each other;
+  the one with the highest precedence (order of the enum) is shown.
+* A place is held until `release`, which the front door calls when the exchange has wholly ended.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from vllm_supervisor.core.words import ClosedReason, Cut, RequestClass
+
+SATURATED = "saturated"
+
+# The `code` a refused client reads, by the reason admission is closed.
+CODES: dict[ClosedReason, str] = {
+    ClosedReason.STOPPING: "draining",
+    ClosedReason.DRAIN_REQUESTED: "draining",
+    ClosedReason.UNKILLABLE: "engine_unkillable",
+    ClosedReason.PARKED: "engine_parked",
+    ClosedReason.RESTARTING: "engine_restarting",
+    ClosedReason.STARTING: "engine_starting",
+    ClosedReason.MEMORY: "memory_pressure",
+    ClosedReason.ASLEEP: "engine_asleep",
+    ClosedReason.PAUSED: "engine_paused",
+}
+
+_PRECEDENCE = {reason: rank for rank, reason in enumerate(ClosedReason)}
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A refusal is a value: what the client is told before any backend work.
+
+    `status` is the HTTP status, `code` the machine-readable reason, `message` one line for a person.
+    """
+
+    status: int
+    code: str
+    message: str
+
+
+def _cannot_cut(_cut: Cut) -> None:
+    """Stand in until the exchange has registered how it can be ended."""
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """One admitted request, from admission until its exchange has wholly ended. Times are monotonic seconds."""
+
+    id: str
+    request_class: RequestClass
+    admitted_at: float
+    upgrade: bool = False
+    stream: bool | None = None
+    sent_at: float | None = None  # first byte handed to the engine
+    first_byte_at: float | None = None  # first byte of the engine's answer
+    last_byte_at: float | None = None
+    engine_id: str | None = None  # the X-Request-Id the engine was given
+    cut: Callable[[Cut], None] = field(default=_cannot_cut, repr=False)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the gate has decided since the run began."""
+
+    accepted: int = 0
+    rejected: int = 0
+
+
+class Gate:
+    """Admission and the account of what is in flight. Not thread-safe: one event loop owns it."""
+
+    def __init__(self, *, limit: int, new_id: Callable[[], str]) -> None:
+        """`limit` is the most requests in flight at once; `new_id` gives the ledger id of each accepted one."""
+        self.limit = limit
+        self.counts = Counts()
+        self.open: dict[str, OpenRequest] = {}
+        self._new_id = new_id
+        self._closed: set[ClosedReason] = {ClosedReason.STARTING}
+        self._sentences: dict[ClosedReason, str] = {}
+        self._on_release: list[Callable[[OpenRequest], None]] = []
+
+    # -- who may come in ---------------------------------------------------------------------------------------
+
+    def close(self, reason: ClosedReason, sentence: str = "") -> None:
+        """Close admission for `reason`; `sentence` is what a refused client reads."""
+        self._closed.add(reason)
+        if sentence:
+            self._sentences[reason] = sentence
+
+    def reopen(self, reason: ClosedReason) -> None:
+        """Take `reason` back; admission opens when no other holds."""
+        self._closed.discard(reason)
+        self._sentences.pop(reason, None)
+
+    @property
+    def reason(self) -> ClosedReason | None:
+        """The reason admission is closed for, or None while it is open."""
+        return min(self._closed, key=_PRECEDENCE.__getitem__, default=None)
+
+    @property
+    def sentence(self) -> str:
+        """What a refused client is told just now; empty while admission is open."""
+        reason = self.reason
+        if reason is None:
+            return ""
+        return self._sentences.get(reason) or DEFAULT_SENTENCES[reason]
+
+    def check(self) -> Rejection | None:
+        """Say whether a request would be refused just now, without registering one."""
+        reason = self.reason
+        if reason is not None:
+            return Rejection(503, CODES[reason], self.sentence)
+        if len(self.open) >= self.limit:
+            return Rejection(429, SATURATED, f"{len(self.open)} requests are in flight, which is the limit; try again")
+        return None
+
+    def admit(self, request_class: RequestClass, now: float) -> OpenRequest | Rejection:
+        """Decide about one request and, if it may come in, register it at once."""
+        rejection = self.check()
+        if rejection is not None:
+            self.counts.rejected += 1
+            return rejection
+        request = OpenRequest(self._new_id(), request_class, now)
+        self.open[request.id] = request
+        self.counts.accepted += 1
+        return request
+
+    # -- what is inside ----------------------------------------------------------------------------------------
+
+    def release(self, request: OpenRequest) -> None:
+        """Give the place back. Releasing twice is a fault of the caller and raises KeyError."""
+        del self.open[request.id]
+        for listener in self._on_release:
+            listener(request)
+
+    def on_release(self, listener: Callable[[OpenRequest], None]) -> None:
+        """Call `listener` after each release (the drain waits for the last one)."""
+        self._on_release.append(listener)
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests hold a place."""
+        return len(self.open)
+
+    def oldest(self) -> float | None:
+        """When the oldest request in flight was admitted (monotonic seconds), or None."""
+        return min((request.admitted_at for request in self.open.values()), default=None)
+
+    def cut_all(self, cut: Cut) -> int:
+        """End every exchange in flight with an explicit error; return how many there were."""
+        requests = list(self.open.values())
+        for request in requests:
+            request.cut(cut)
+        return len(requests)
+
+
+DEFAULT_SENTENCES: dict[ClosedReason, str] = {
+    ClosedReason.STOPPING: "the server is shutting down and finishes only what it has accepted",
+    ClosedReason.DRAIN_REQUESTED: "the server is draining and finishes only what it has accepted",
+    ClosedReason.UNKILLABLE: "a process of the old engine cannot be removed; an operator is needed",
+    ClosedReason.PARKED: "the engine is parked after failing to run; an operator is needed",
+    ClosedReason.RESTARTING: "the engine is being restarted",
+    ClosedReason.STARTING: "the engine is still starting",
+    ClosedReason.MEMORY: "the machine is low on memory; new work is refused for the moment",
+    ClosedReason.ASLEEP: "the engine is asleep",
+    ClosedReason.PAUSED: "the engine is paused",
+}

@@ -1,0 +1,1 @@
+"""The stand-in engine: speaks the HTTP of vLLM, imitates its measured behaviour, shows faults by name."""

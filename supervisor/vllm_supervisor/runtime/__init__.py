@@ -1,0 +1,1 @@
+"""Trio tasks and wiring. Only the composition root (`app`) constructs adapters."""
