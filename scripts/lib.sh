@@ -18,8 +18,8 @@ quiet_pip() {
     if output=$(PIP_ROOT_USER_ACTION=ignore "$@" 2>&1); then
         return 0
     fi
-    if grep -qE 'NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|Network is unreachable' <<<"$output"; then
-        fail "the package index cannot be reached: check the network or pip's configuration (pip config list), then run this again"
+    if grep -qE 'NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|Network is unreachable|from versions: none' <<<"$output"; then
+        fail "the package index cannot be reached, or has not what is needed: check the network or pip's configuration (pip config list), then run this again"
     fi
     grep -vE '^WARNING: Location .* is ignored|^Looking in |^ *$' <<<"$output" | tail -n 15 >&2 || true
     fail "pip failed; its last words are above"
