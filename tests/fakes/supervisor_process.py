@@ -74,7 +74,7 @@ def command() -> list[str]:
     installed = Path(sys.executable).with_name("vllm-supervisor")
     if installed.exists():
         return [str(installed)]
-    return [sys.executable, "-c", "from vllm_supervisor.cli.main import main; main()"]
+    return [sys.executable, "-m", "vllm_supervisor.cli"]
 
 
 class Account:

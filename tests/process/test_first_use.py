@@ -14,7 +14,7 @@ from fakes.supervisor_process import Account, Client, StartMock, free_port
 
 def test_the_front_door_answers_before_the_engine_is_ready_then_serves(start_mock: StartMock) -> None:
     """The first answers are 503 engine_starting with the promised form; later the same path gives 200."""
-    supervisor, client = start_mock("--startup-delay", "2")
+    supervisor, client = start_mock("--mock-start-time", "2s")
     supervisor.until(client.listens, within=5.0, what="the front door listens")
     early = client.chat()
     assert early.status_code == 503

@@ -41,7 +41,7 @@ def test_stop_by_the_tool_does_what_the_signal_does(start_mock: StartMock, accou
 
 def test_a_drain_that_ends_by_its_budget_cuts_explicitly_and_exits_80(start_mock: StartMock, account: Account) -> None:
     """What is still open when the budget ends gets an error event, never a [DONE] of ours, and the status says cut."""
-    supervisor, client = start_mock(before=("--set", "drain.budget=300ms"))
+    supervisor, client = start_mock("--max-model-len", "1m", before=("--set", "drain.budget=300ms"))
     supervisor.until(client.is_ready, within=10.0, what="ready")
     got: list[str] = []
     with client.stream(max_tokens=100_000, ignore_eos=True) as stream:
@@ -56,7 +56,7 @@ def test_a_drain_that_ends_by_its_budget_cuts_explicitly_and_exits_80(start_mock
 
 def test_a_second_signal_ends_the_drain_now(start_mock: StartMock, account: Account) -> None:
     """With a long budget and an endless stream, the second TERM ends it within the engine's stop budget."""
-    supervisor, client = start_mock(before=("--set", "drain.budget=10m"))
+    supervisor, client = start_mock("--max-model-len", "1m", before=("--set", "drain.budget=10m"))
     supervisor.until(client.is_ready, within=10.0, what="ready")
     with client.stream(max_tokens=100_000, ignore_eos=True) as stream:
         next(stream)
