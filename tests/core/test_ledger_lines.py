@@ -14,10 +14,12 @@ CLOCK = Clock(monotonic=lambda: 12.5, wall=lambda: 1_700_000_000.25)
 
 
 def lines() -> Lines:
+    """Build the lines of one run at one moment."""
     return Lines(CLOCK, boot="b-1", run="run1")
 
 
 def outcome(**changes: object) -> RequestOutcome:
+    """Build an outcome, a completed stream but for `changes`."""
     fields = {
         "id": "run1-1",
         "request_class": RequestClass.CHAT,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from vllm_supervisor.core.ledger import Record
+from vllm_supervisor.core.proc import ProcessId
 from vllm_supervisor.core.words import ExecutionState, Outcome
 
 MAX_VIOLATIONS = 1000  # kept in words; the rest is counted
@@ -59,7 +60,7 @@ class RunAccount:
     version: str = ""
     name: str = ""
     pid: int = 0
-    start: float | None = None  # start time of the supervisor's process, as its life line gives it
+    start: int = 0  # when the supervisor's process started (clock ticks since boot), 0 if not known
     first_at: str = ""
     last_at: str = ""
     inc: int = 0
@@ -70,7 +71,7 @@ class RunAccount:
     executions: Counter[str] = field(default_factory=Counter)  # by state, one for each id with a state
     rejected: Counter[tuple[str, str]] = field(default_factory=Counter)  # (class, reason)
     open_ids: dict[str, IdAccount] = field(default_factory=dict)  # not settled
-    engine_processes: dict[int, float] = field(default_factory=dict)  # pid -> start time, of every process named
+    engine_processes: set[ProcessId] = field(default_factory=set)  # every one that was ever named
     balance: Record | None = None
     lost: int = 0  # lines the writer itself said it could not write
     violations: list[str] = field(default_factory=list)
@@ -163,8 +164,7 @@ class Fold:
     def _life(self, run: RunAccount, record: Record) -> None:
         run.release, run.version = str(record.get("release", "")), str(record.get("version", ""))
         run.name, run.pid = str(record.get("name", "")), int(record.get("pid") or 0)
-        start = record.get("start")
-        run.start = float(start) if isinstance(start, int | float) else None
+        run.start = int(record.get("start") or 0)
 
     def _accepted(self, run: RunAccount, record: Record) -> None:
         request_id = str(record.get("id"))
@@ -240,7 +240,7 @@ class Fold:
     def _engine(self, run: RunAccount, record: Record) -> None:
         for process in record.get("processes") or ():
             if isinstance(process, dict) and isinstance(process.get("pid"), int):
-                run.engine_processes[process["pid"]] = float(process.get("start") or 0.0)
+                run.engine_processes.add(ProcessId(process["pid"], int(process.get("start") or 0)))
 
     def _balance(self, run: RunAccount, record: Record) -> None:
         run.balance = record

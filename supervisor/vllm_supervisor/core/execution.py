@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from vllm_supervisor.core.accounts import FINAL, FOLLOWS
+from vllm_supervisor.core.samples import EventKind, RequestEvent
 from vllm_supervisor.core.words import Evidence, ExecutionState
 
 # PREFIX-ID, then a tail that depends on the prefix, then the random suffix (absent if randomization is disabled).
@@ -59,25 +60,6 @@ def candidates(engine_request_id: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineAdded:
-    """The engine's scheduler took a request. `engine_request_id` is the scheduler's own id."""
-
-    engine_request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFinished:
-    """The engine's scheduler is done with a request; `status` is the name of its RequestStatus."""
-
-    engine_request_id: str
-    status: str
-    output_tokens: int = 0
-
-
-EngineEvent = EngineAdded | EngineFinished
-
-
-@dataclass(frozen=True, slots=True)
 class Change:
     """One line for the execution ledger."""
 
@@ -111,7 +93,7 @@ class ExecutionRegister:
         self._entries: dict[str, _Entry] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._by_key: dict[str, list[_Entry]] = {}
-        self._strays: OrderedDict[str, list[EngineEvent]] = OrderedDict()
+        self._strays: OrderedDict[str, list[RequestEvent]] = OrderedDict()
 
     @property
     def background(self) -> int:
@@ -182,11 +164,11 @@ class ExecutionRegister:
 
     # -- what the engine's side says ---------------------------------------------------------------------------
 
-    def testimony(self, events: Iterable[EngineEvent]) -> list[Change]:
+    def testimony(self, events: Iterable[RequestEvent]) -> list[Change]:
         """Take what the scheduler reported of its requests, in order."""
         changes: list[Change] = []
         for event in events:
-            keys = candidates(event.engine_request_id)
+            keys = candidates(event.id)
             entries = [entry for key in keys for entry in self._by_key.get(key, ())]
             if len(entries) == 1:
                 self._testify(entries[0], event)
@@ -194,9 +176,7 @@ class ExecutionRegister:
             elif entries:  # two of ours could be meant
                 for entry in entries:
                     entry.by_counts_only = True
-            elif _RESPONSE.fullmatch(
-                event.engine_request_id
-            ):  # its id reaches us with the answer, after the work began
+            elif _RESPONSE.fullmatch(event.id):  # its id reaches us with the answer, after the work began
                 self._keep(keys[0], event)
         return changes
 
@@ -244,7 +224,7 @@ class ExecutionRegister:
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _keep(self, key: str, event: EngineEvent) -> None:
+    def _keep(self, key: str, event: RequestEvent) -> None:
         kept = self._strays.setdefault(key, [])
         kept.append(event)
         if len(kept) > MAX_PARTS:
@@ -253,10 +233,10 @@ class ExecutionRegister:
             self._strays.popitem(last=False)
 
     @staticmethod
-    def _testify(entry: _Entry, event: EngineEvent) -> None:
-        status = event.status if isinstance(event, EngineFinished) else None
-        if status is not None or event.engine_request_id not in entry.parts:
-            entry.parts[event.engine_request_id] = status
+    def _testify(entry: _Entry, event: RequestEvent) -> None:
+        status = event.status if event.kind is EventKind.FINISHED else None
+        if status is not None or event.id not in entry.parts:
+            entry.parts[event.id] = status
         if len(entry.parts) > MAX_PARTS:
             entry.parts.clear()
             entry.by_counts_only = True

@@ -12,15 +12,17 @@ Rules:
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from vllm_supervisor.core.accounts import FINAL
 from vllm_supervisor.core.admission import OpenRequest
 from vllm_supervisor.core.audit import Entry, balance_fields
-from vllm_supervisor.core.execution import Change, EngineEvent, ExecutionRegister
+from vllm_supervisor.core.execution import Change, ExecutionRegister
 from vllm_supervisor.core.journal import RequestOutcome
 from vllm_supervisor.core.ledger import Clock, LedgerHealth, Lines
+from vllm_supervisor.core.proc import ProcessId
+from vllm_supervisor.core.samples import RequestEvent
 from vllm_supervisor.core.words import EndedBy, Evidence, ExecutionState, Outcome, Phase, RequestClass
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 
@@ -39,7 +41,7 @@ class RequestCounts:
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """What the life line says of a run. `start` is the start time of our process as psutil gives it (seconds)."""
+    """What the life line says of a run. `start` is when our process started, in clock ticks since boot."""
 
     run: str
     boot: str
@@ -47,7 +49,7 @@ class RunIdentity:
     version: str
     name: str
     pid: int
-    start: float
+    start: int
 
     def fields(self) -> dict[str, object]:
         """Build the fields of a life or segment line."""
@@ -147,7 +149,7 @@ class LedgerJournal:
 
     # -- what the engine's side says ---------------------------------------------------------------------------
 
-    def testimony(self, events: Iterable[EngineEvent]) -> None:
+    def testimony(self, events: Iterable[RequestEvent]) -> None:
         """Take what the engine's scheduler reported of its requests, in order."""
         for request in self._open.values():
             self._bind(request)
@@ -183,13 +185,17 @@ class LedgerJournal:
         """Write a change of phase."""
         self._event("phase", {"phase": phase, "why": why})
 
-    def spawned(self, inc: int, processes: Sequence[tuple[int, float]]) -> None:
-        """Write that incarnation `inc` was started, with (pid, start time in psutil's seconds) of its processes."""
+    def spawned(self, inc: int, main: ProcessId) -> None:
+        """Write that incarnation `inc` was started with the main process `main`."""
         self.inc = inc
-        self._event("engine", {"what": "spawned", "processes": [{"pid": p, "start": s} for p, s in processes]})
+        self._event("engine", {"what": "spawned", "pid": main.pid, "processes": _processes([main])})
+
+    def engine_processes(self, processes: Iterable[ProcessId]) -> None:
+        """Write which processes the engine has, so that a later run can prove them gone."""
+        self._event("engine", {"what": "processes", "processes": _processes(processes)})
 
     def engine(self, what: str, fields: Mapping[str, object]) -> None:
-        """Write what else happens to the engine: `ready`, `exited` (pid, status, cause), `processes` (as above)."""
+        """Write what else happens to the engine: `ready`, `exited` with pid, raw status and cause."""
         self._event("engine", {"what": what, **fields})
 
     def append_recovered(self, entries: Iterable[Entry]) -> None:
@@ -273,6 +279,10 @@ class LedgerJournal:
 
     def _event(self, event: str, fields: Mapping[str, object]) -> None:
         self._writer.append(self._lines.event(self.inc, event, fields))
+
+
+def _processes(processes: Iterable[ProcessId]) -> list[dict[str, int]]:
+    return [{"pid": one.pid, "start": one.start_ticks} for one in processes]
 
 
 def _still_open(request: OpenRequest, now: float) -> RequestOutcome:
