@@ -15,11 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import trio
 
 from vllm_supervisor import __version__
-from vllm_supervisor.adapters import log, ports, reaper, signals
+from vllm_supervisor.adapters import log, ports, processes, reaper, run_fate, signals
 from vllm_supervisor.adapters.ledger_file import LedgerFile
 from vllm_supervisor.adapters.lock import StateLock
 from vllm_supervisor.adapters.output import Output, fill_standard_descriptors, write_all
@@ -31,12 +30,11 @@ from vllm_supervisor.core.plan import Plan
 from vllm_supervisor.core.restart import RestartPolicy
 from vllm_supervisor.runtime.journal import LedgerJournal, LineFactory, RunIdentity
 from vllm_supervisor.runtime.ledger_writer import LedgerPolicy, LedgerWriter
-from vllm_supervisor.runtime.supervise import Supervisor, World
+from vllm_supervisor.runtime.supervise import LEDGER, Supervisor, World
 
 FLUSH_WITHIN = 1.0  # seconds for our last lines to be taken
 SEGMENT_BYTES = 64 * 1024 * 1024
 OURS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGCHLD)
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def run(plan: Plan) -> int:
@@ -86,17 +84,17 @@ def _run(
                 held.callback(Path(address.path).unlink, missing_ok=True)
         identity = RunIdentity(
             run=run_id,
-            boot=BOOT_ID.read_text().strip(),
+            boot=run_fate.boot_id(),
             release=plan.config.release or plan.model,
             version=__version__,
             name=plan.name,
             pid=os.getpid(),
-            start=psutil.Process().create_time(),
+            start=processes.start_ticks(os.getpid()) or 0,
         )
         clock = Clock(time.monotonic, time.time)
         lines = LineFactory(identity, clock)
         writer = LedgerWriter(
-            LedgerFile(plan.state_dir / "ledger", SEGMENT_BYTES), LedgerPolicy(), header=lines.header, gap=lines.gap
+            LedgerFile(plan.state_dir / LEDGER, SEGMENT_BYTES), LedgerPolicy(), header=lines.header, gap=lines.gap
         )
         world = World(
             plan=plan,

@@ -21,6 +21,7 @@ import trio
 from vllm_supervisor import __version__
 from vllm_supervisor.adapters import clock, control_server
 from vllm_supervisor.adapters.reaper import Reaper
+from vllm_supervisor.adapters.run_fate import fate
 from vllm_supervisor.adapters.signals import SignalReceived, Signals
 from vllm_supervisor.adapters.upstream import Upstreams
 from vllm_supervisor.core import facts, orders
@@ -42,9 +43,11 @@ from vllm_supervisor.runtime.front_door import FrontDoor
 from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 from vllm_supervisor.runtime.loop import Loop
+from vllm_supervisor.runtime.recovery import recover_ledger
 from vllm_supervisor.runtime.status import Identity, Status
 
 DOCUMENT_WITHIN = 5.0  # seconds for the ledgers to be closed
+LEDGER = "ledger"  # the ledgers' directory in the state directory
 TICK = 1.0  # seconds between the small chores: refusals of a second, the progress of a load
 
 SERVING = (Node.READY, Node.EMPTYING, Node.CUTTING)
@@ -85,6 +88,8 @@ class Supervisor:
         self._engine = Upstreams()
         self._pointed = False
         self._phase = self.loop.state.phase
+        self._recovering = False
+        self._balanced = False
         self._room: EngineRoom | None = None
         self._nursery: trio.Nursery | None = None
 
@@ -211,6 +216,7 @@ class Supervisor:
     def _after(self, state: State) -> None:
         """Follow a new state: where requests go, and what the ledger says of it."""
         assert self._room is not None
+        assert self._nursery is not None
         current = self._room.current
         serving = state.node in SERVING and current is not None
         if serving != self._pointed:
@@ -219,17 +225,24 @@ class Supervisor:
         if state.phase is not self._phase:
             self._phase = state.phase
             self._journal.phase(state.phase)
+        if state.incarnation and not self._recovering:
+            self._recovering = True  # the first sweep has just proven that nothing of an earlier run is left
+            self._nursery.start_soon(self._recover)
 
     def _record(self, order: orders.Record) -> None:
         fields = dict(order.fields)
         self.events.add(order.event, order.sentence, at=clock.stamp(), level=order.level, **fields)
         getattr(self._log, order.level)(order.event, sentence=order.sentence, **fields)
+        current = self._room.current if self._room is not None else None
         match order.event:
-            case "spawned":
-                pid = fields["pid"]
-                self._journal.spawned(fields["incarnation"], [(pid, psutil.Process(pid).create_time())])
-            case "ready" | "exited":
-                self._journal.engine(order.event, fields)
+            case "spawned" if current is not None:
+                self._journal.spawned(current.number, current.child.id)
+            case "ready" if current is not None:
+                self._journal.engine_processes(member.id for member in current.tree.look())
+                self._journal.engine("ready", fields)
+            case "exited":
+                self._journal.engine_gone()
+                self._journal.engine("exited", fields)
 
     def _say(self, event: str, sentence: str) -> None:
         self._record(orders.Record(event, sentence))
@@ -238,9 +251,25 @@ class Supervisor:
         assert self._nursery is not None
         self._nursery.start_soon(self._write_down)
 
+    async def _recover(self) -> None:
+        """Close what lost runs left open in the ledgers."""
+        boot = self._journal.identity.boot
+        try:
+            found = await recover_ledger(
+                self._plan.state_dir / LEDGER, self._journal, self._world.writer, lambda run: fate(run, boot)
+            )
+        except OSError as fault:
+            self._record(orders.Record("recovery_failed", f"earlier ledgers cannot be read: {fault}", level="error"))
+            return
+        if found.runs:
+            self._say(
+                "recovered",
+                f"closed the books of {found.runs} lost run(s): {found.opened} requests were open, "
+                f"{found.stopped} executions proven stopped, {found.unknown} unknown",
+            )
+
     async def _write_down(self) -> None:
-        self._journal.engine_gone()
-        self.balanced = await self._journal.end(DOCUMENT_WITHIN, clean=True)
+        self._balanced = await self._journal.end(DOCUMENT_WITHIN, clean=True)
         await self._world.writer.aclose(DOCUMENT_WITHIN)
         self.loop.tell(facts.Documented())
 
@@ -299,10 +328,10 @@ class Supervisor:
         ending = Ending(
             by_signal=None if signum is None else signal.Signals(signum).name,
             gave_up=state.give_up_status,
-            cut=self._cut,
+            cut=self._journal.requests.why[Cut.DRAIN_DEADLINE],
             unknown_executions=self._journal.executions[ExecutionState.UNKNOWN],
             unremoved_processes=int(state.unkillable),
-            evidence_missing=not self.balanced,
+            evidence_missing=not self._balanced,
         )
         return own_status(ending, reraise=self._plan.config.exit.reraise, is_pid1=self._world.policy.is_pid1)
 
