@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from vllm_supervisor import __version__
 from vllm_supervisor.adapters import log, ports, processes, reaper, run_fate, signals
 from vllm_supervisor.adapters.ledger_file import LedgerFile
 from vllm_supervisor.adapters.lock import StateLock
-from vllm_supervisor.adapters.output import Output, fill_standard_descriptors, write_all
+from vllm_supervisor.adapters.output import Output, fill_standard_descriptors
 from vllm_supervisor.core.address import UnixAddress
 from vllm_supervisor.core.ledger import Clock
 from vllm_supervisor.core.lifecycle import Policy
@@ -45,7 +44,7 @@ def run(plan: Plan) -> int:
     fill_standard_descriptors()
     hangup_ignored = signals.ignored(signal.SIGHUP)
     received = signals.Signals(OURS + tuple(signal.Signals[name] for name in plan.config.signals.forward))
-    out, err = Output(partial(write_all, 1)), Output(partial(write_all, 2))
+    out, err = Output(1), Output(2)
     on_terminal = sys.stderr is not None and os.isatty(2)
     form = plan.config.log.format
     logger = log.build(
