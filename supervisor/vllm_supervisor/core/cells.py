@@ -38,7 +38,7 @@ def stay(state: State, _fact: Fact, _moment: Moment, _policy: Policy) -> Step:
     return state, []
 
 
-ALIVE = (Node.READY, Node.EMPTYING, Node.CUTTING)  # nodes in which requests may be at the engine
+ALIVE = (Node.READY, Node.EXAMINING, Node.EMPTYING, Node.CUTTING)  # nodes in which requests may be at the engine
 EVERY = tuple(Node)
 BEYOND = tuple(node for node in Node if node not in (Node.BOOTING, Node.STARTING, *ALIVE))  # it has ended, or is about to
 
@@ -160,6 +160,7 @@ def exited_while_serving(state: State, fact: Fact, moment: Moment, _policy: Poli
     return replace(state, node=Node.SWEEPING, ending=lost(state, moment, fact.raw)), [
         orders.CloseGate(ClosedReason.RESTARTING),
         orders.CutInFlight(Cut.ENGINE_FAILED),
+        orders.ClearTimer(Timer.EVIDENCE),
         orders.ClearTimer(Timer.DRAIN),
         orders.ClearTimer(Timer.CUT),
         orders.Sweep(),
@@ -207,12 +208,44 @@ def put_down(state: State, moment: Moment, policy: Policy, why: Why, sentence: s
     return state, [
         orders.CloseGate(ClosedReason.RESTARTING),
         orders.CutInFlight(Cut.ENGINE_FAILED),
+        orders.ClearTimer(Timer.EVIDENCE),
         orders.ClearTimer(Timer.DRAIN),
         orders.ClearTimer(Timer.CUT),
         orders.Record("engine_lost", sentence, level="error"),
         orders.KillTree(),
         orders.SetTimer(Timer.GRACE, moment.now + policy.kill_grace),
     ]
+
+
+@on(Node.READY, fact=facts.Condemned, to=(Node.EXAMINING,))
+def condemned(state: State, fact: Fact, moment: Moment, policy: Policy) -> Step:
+    """Look first: what is seen now is gone with the engine."""
+    assert isinstance(fact, facts.Condemned)
+    why = Why.FAILING if fact.failing else Why.HANG
+    return replace(state, node=Node.EXAMINING, why=why, why_sentence=fact.sentence), [
+        orders.Record("condemned", fact.sentence, level="error"),
+        orders.SetTimer(Timer.EVIDENCE, moment.now + policy.evidence_takes),
+        orders.SaveEvidence(fact.sentence),
+    ]
+
+
+@on(Node.EXAMINING, fact=facts.EvidenceSaved, to=(Node.TERMINATING,))
+@on(Node.EXAMINING, fact=facts.TimerFired, to=(Node.TERMINATING,))
+def examined(state: State, _fact: Fact, moment: Moment, policy: Policy) -> Step:
+    """Clients are told, then the engine goes: it cannot finish anything."""
+    state, more = terminate(state, moment, min(policy.lost_grace, policy.stop_grace))
+    return state, [
+        orders.ClearTimer(Timer.EVIDENCE),
+        orders.CloseGate(ClosedReason.RESTARTING),
+        orders.CutInFlight(Cut.ENGINE_FAILED),
+        *more,
+    ]
+
+
+@on(Node.EXAMINING, fact=facts.StopRequested)
+def stop_examining(state: State, fact: Fact, _moment: Moment, _policy: Policy) -> Step:
+    """It ends in a moment anyway."""
+    return stopping(state, fact)
 
 
 @on(Node.STARTING, fact=facts.MemberDied, to=(Node.LOSING,))
@@ -463,7 +496,7 @@ def restart_parked(state: State, fact: Fact, _moment: Moment, _policy: Policy) -
 
 
 @on(
-    Node.BOOTING, Node.SWEEPING, Node.LOSING, Node.EMPTYING, Node.CUTTING, Node.TERMINATING, Node.KILLING, Node.GONE,
+    Node.BOOTING, Node.SWEEPING, Node.LOSING, Node.EXAMINING, Node.EMPTYING, Node.CUTTING, Node.TERMINATING, Node.KILLING, Node.GONE,
     fact=facts.RestartRequested,
 )  # fmt: skip
 def restart_anyway(state: State, fact: Fact, _moment: Moment, _policy: Policy) -> Step:
@@ -610,6 +643,8 @@ for _nodes, _fact in (
     # A watcher may be late: what it saw has been dealt with since.
     (BEYOND, facts.MemberDied),
     (BEYOND, facts.ReportedDead),
+    (tuple(node for node in Node if node is not Node.READY), facts.Condemned),
+    (tuple(node for node in Node if node is not Node.EXAMINING), facts.EvidenceSaved),
     (tuple(node for node in Node if node is not Node.STARTING), facts.LoadProgressed),
     (tuple(node for node in Node if node is not Node.STARTING), facts.BecameReady),
     (tuple(node for node in Node if node not in (Node.EMPTYING, Node.CUTTING)), facts.Drained),

@@ -16,6 +16,7 @@ from vllm_supervisor.core.restart import Ended, EndKind, GiveUp, Restart
 from vllm_supervisor.core.signatures import Cause, Repeat, StartPhase
 
 REQUESTED = (Why.STOP, Why.COMMANDED)
+FAILING = "failing"  # the one restart cause that neither an exit nor a budget names
 
 
 def read(ending: Ending, evidence: ExitEvidence) -> ExitReading:
@@ -82,12 +83,12 @@ def judge(
         level="info" if reading.clean else "error",
     )
     if isinstance(decision, Restart) and not state.stops:
-        state = _count(state, ended, moment)
+        state = _count(state, ended, ending.why, moment)
     return state, decision, [said]
 
 
-def _count(state: State, ended: Ended, moment: Moment) -> State:
-    cause = restart.restart_cause(ended)
+def _count(state: State, ended: Ended, ended_why: Why, moment: Moment) -> State:
+    cause = FAILING if ended_why is Why.FAILING else restart.restart_cause(ended)
     sentence = ended.why or ended.reading.sentence
     return replace(
         state,

@@ -17,6 +17,7 @@ class Timer(StrEnum):
     CUT = "cut"  # cut exchanges should have ended by now
     GRACE = "grace"  # TERM should have ended the main process by now
     BACKOFF = "backoff"  # the next incarnation may start
+    EVIDENCE = "evidence"  # the evidence bundle should be written by now
     FAREWELL = "farewell"  # an engine that lost its core should have ended by itself by now
 
 
@@ -85,6 +86,19 @@ class ReportedDead:
 
 
 @dataclass(frozen=True, slots=True)
+class Condemned:
+    """The judgement is that only a restart helps: it hangs, or (`failing`) answers nothing but errors, a probe included."""
+
+    sentence: str
+    failing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceSaved:
+    """The evidence bundle is written, or could not be."""
+
+
+@dataclass(frozen=True, slots=True)
 class Exited:
     """The main process ended: negative for a signal, else the exit code."""
 
@@ -148,6 +162,8 @@ Fact = (
     | BecameReady
     | MemberDied
     | ReportedDead
+    | Condemned
+    | EvidenceSaved
     | Exited
     | StopRequested
     | DrainRequested

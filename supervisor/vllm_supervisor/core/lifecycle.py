@@ -31,6 +31,7 @@ class Node(StrEnum):
     STARTING = "starting"  # loading
     LOSING = "losing"  # the core died during the load; the main process prints why and ends
     READY = "ready"
+    EXAMINING = "examining"  # condemned; evidence is being saved before it is touched
     EMPTYING = "emptying"  # admission is closed, what is in flight may finish
     CUTTING = "cutting"  # what did not finish is being ended with an error
     TERMINATING = "terminating"  # TERM is out
@@ -47,6 +48,7 @@ class Why(StrEnum):
     STOP = "stop"
     COMMANDED = "commanded"
     HANG = "hang"
+    FAILING = "failing"
     START_TIMEOUT = "start_timeout"
     CORE_DIED = "core_died"
     REPORTED_DEAD = "reported_dead"
@@ -65,6 +67,8 @@ class Policy:
     is_pid1: bool
     load_grace: float = 5.0  # vLLM ignores TERM while it loads, and nothing was accepted then
     short_grace: float = 5.0  # after a second request to stop
+    lost_grace: float = 5.0  # for a condemned engine, after TERM
+    evidence_takes: float = 15.0  # the evidence bundle has this long, then the engine goes without it
     cut_grace: float = 2.0  # for cut exchanges to tell their clients
     farewell: float = 10.0  # for an engine that lost its core to print why (vLLM needs about 4 s)
     kill_grace: float = 10.0  # from KILL to "it cannot be killed"
@@ -147,6 +151,7 @@ ENGINE_STATES: dict[Node, EngineState] = {
     Node.STARTING: EngineState.STARTING,
     Node.LOSING: EngineState.STARTING,
     Node.READY: EngineState.READY,
+    Node.EXAMINING: EngineState.READY,
     Node.EMPTYING: EngineState.READY,
     Node.CUTTING: EngineState.READY,
     Node.TERMINATING: EngineState.STOPPING,

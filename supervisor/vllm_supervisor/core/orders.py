@@ -20,6 +20,13 @@ class Spawn:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveEvidence:
+    """Write down what can be seen of the engine before it is touched; answers with `EvidenceSaved`."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Terminate:
     """TERM to the engine's main process, once."""
 
@@ -94,6 +101,7 @@ class End:
 Order = (
     Sweep
     | Spawn
+    | SaveEvidence
     | Terminate
     | KillTree
     | CloseGate
