@@ -54,9 +54,8 @@ async def main() -> None:
             await signals.receive()
             reaped.update(one.status for one in reaper.reap())
     left = sorted(_children())
-    print(
-        json.dumps({"statuses": statuses, "reaped": reaped, "left": left, "pid": os.getpid(), "subreaper": subreaper})
-    )
+    told = {"statuses": statuses, "reaped": reaped, "left": left, "pid": os.getpid(), "subreaper": subreaper}
+    sys.stdout.write(json.dumps(told))
 
 
 trio.run(main)
