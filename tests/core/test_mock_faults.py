@@ -11,7 +11,9 @@ from vllm_supervisor.mock.texts import SIGNATURES
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "mock-engine.md"
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("2", 2.0), ("2.5s", 2.5), ("200ms", 0.2), ("5m", 300.0), ("1h", 3600.0)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("2", 2.0), ("2.5s", 2.5), ("200ms", 0.2), ("5m", 300.0), ("1h", 3600.0)]
+)
 def test_durations_have_the_units_of_the_configuration(text: str, seconds: float) -> None:
     """Each unit is read as seconds."""
     assert parse_seconds(text) == seconds

@@ -16,7 +16,17 @@ def test_vllms_spellings_land_on_the_same_values() -> None:
 def test_unknown_options_pass_with_and_without_values() -> None:
     """Options of vLLM that do not matter are skipped with their value, wherever the model stands."""
     options = parse(
-        ["serve", "m", "--load-format", "dummy", "--enforce-eager", "-O3", "--compilation-config.level=3", "--dtype=auto"], {}
+        [
+            "serve",
+            "m",
+            "--load-format",
+            "dummy",
+            "--enforce-eager",
+            "-O3",
+            "--compilation-config.level=3",
+            "--dtype=auto",
+        ],
+        {},
     )
     assert options.model == "m"
     assert parse(["serve", "--enforce-eager", "m"], {}).model == "m"

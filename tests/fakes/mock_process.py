@@ -77,16 +77,11 @@ class Stream:
 
     def __iter__(self) -> Iterator[str]:
         """Events as text, without their blank line. Raises http.client.IncompleteRead when the stream is cut."""
-        lines: list[str] = []
-        while line := self._response.readline():
-            text = line.decode().rstrip("\n")
-            if text:
-                lines.append(text)
-            elif lines:
-                yield "\n".join(lines)
-                lines = []
-        if not self._response.isclosed():
-            raise http.client.IncompleteRead(b"")
+        pending = b""
+        while data := self._response.read1(65_536):
+            *events, pending = (pending + data).split(b"\n\n")
+            for event in events:
+                yield event.decode()
 
     def close(self) -> None:
         """Close the connection, whatever is still under way."""
@@ -187,7 +182,9 @@ class MockEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for pid in _marked(self.marker):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -197,7 +194,13 @@ class MockEngine:
     # -- talking to it -----------------------------------------------------------------------------------------
 
     def request(
-        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, *, raw: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        *,
+        raw: bytes | None = None,
     ) -> Reply:
         """One request on a connection of its own; `body` is sent as JSON, `raw` as it is."""
         with contextlib.closing(_Connection(self)) as connection:
@@ -232,7 +235,9 @@ class MockEngine:
     def metric(self, name: str, **labels: str) -> float | None:
         """The value of a series in /metrics whose labels include these; None if there is none."""
         for line in self.get("/metrics").body.decode().splitlines():
-            if line.startswith((f"{name}{{", f"{name} ")) and all(f'{key}="{text}"' in line for key, text in labels.items()):
+            if line.startswith((f"{name}{{", f"{name} ")) and all(
+                f'{key}="{text}"' in line for key, text in labels.items()
+            ):
                 return float(line.rpartition(" ")[2])
         return None
 

@@ -52,7 +52,9 @@ def until(condition: object, timeout: float = 10.0) -> None:
         ("HEAD", "/metrics", 200, {}, b""),
     ],
 )
-def test_routes_answer_as_vllms(engine: MockEngine, method: str, path: str, status: int, headers: dict, body: bytes) -> None:
+def test_routes_answer_as_vllms(
+    engine: MockEngine, method: str, path: str, status: int, headers: dict, body: bytes
+) -> None:
     """Status, headers and body of the plain routes are vLLM's."""
     reply = engine.request(method, path)
     assert (reply.status, reply.body) == (status, body)
@@ -73,7 +75,9 @@ def test_routes_answer_as_vllms(engine: MockEngine, method: str, path: str, stat
         ("/tokenize", {}, 400, "2 validation errors"),
     ],
 )
-def test_mistakes_are_answered_with_vllms_bodies(engine: MockEngine, path: str, body: dict, status: int, message: str) -> None:
+def test_mistakes_are_answered_with_vllms_bodies(
+    engine: MockEngine, path: str, body: dict, status: int, message: str
+) -> None:
     """A wrong body gets vLLM's status, code and message."""
     reply = engine.post(path, body)
     assert (reply.status, reply.json["error"]["code"]) == (status, status)
@@ -94,7 +98,9 @@ def test_whole_answers_carry_the_clients_id_and_every_choice(engine: MockEngine)
     chat = engine.post(CHAT, ASK | {"n": 2}, {"X-Request-Id": "led-1"}).json
     assert chat["id"] == "chatcmpl-led-1"
     assert [(choice["index"], choice["finish_reason"]) for choice in chat["choices"]] == [(0, "length"), (1, "length")]
-    text = engine.post(TEXT, {"prompt": ["a", "b"], "n": 2, "max_tokens": 3, "ignore_eos": True}, {"X-Request-Id": "x"}).json
+    text = engine.post(
+        TEXT, {"prompt": ["a", "b"], "n": 2, "max_tokens": 3, "ignore_eos": True}, {"X-Request-Id": "x"}
+    ).json
     assert (text["id"], len(text["choices"]), text["usage"]["completion_tokens"]) == ("cmpl-x", 4, 12)
 
 
@@ -209,7 +215,9 @@ def test_chunked_bodies_and_100_continue_are_read(engine: MockEngine) -> None:
     with socket.socket(socket.AF_UNIX) as raw:
         raw.settimeout(10)
         raw.connect(engine.uds)
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        head = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        )
         raw.sendall(head + b"expect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n")
         assert raw.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         raw.sendall(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
@@ -246,6 +254,9 @@ def test_a_pooling_model_embeds_and_does_not_complete(tmp_path: Path) -> None:
         pooling.wait_ready()
         reply = pooling.post("/v1/embeddings", {"input": ["a", "b"]}, {"X-Request-Id": "e1"}).json
         assert (reply["id"], [len(item["embedding"]) for item in reply["data"]]) == ("embd-e1", [16, 16])
-        assert isinstance(pooling.post("/v1/embeddings", {"input": "a", "encoding_format": "base64"}).json["data"][0]["embedding"], str)
+        assert isinstance(
+            pooling.post("/v1/embeddings", {"input": "a", "encoding_format": "base64"}).json["data"][0]["embedding"],
+            str,
+        )
         assert pooling.get(TEXT).status == 404
         assert pooling.get("/v1/embeddings").status == 405
