@@ -162,7 +162,10 @@ class Inference:
         return texts, [sequence.finish for sequence in generation.sequences]
 
     async def _whole(self, exchange: Exchange, shape: Shape, generation: Generation) -> None:
-        texts, finishes = await self._collect(generation, lambda: self._reached("cut_answers", generation))
+        def stop() -> bool:
+            return self._reached("cut_answers", generation) or self._reached("error_event", generation)
+
+        texts, finishes = await self._collect(generation, stop)
         if self._reached("error_event", generation):
             raise EngineDeadError
         body = shape.whole(generation, texts, finishes)
