@@ -115,6 +115,21 @@ def test_long_load_and_short_life_end() -> None:
     assert run.gave_up is not None
 
 
+def test_health_in_the_past_does_not_excuse_a_later_loop() -> None:
+    """A healthy life heals what lay before it, and nothing of the loop that follows."""
+    run = play([Life(25, 5 * HOUR), *[Life(6 * MINUTE, 1 * MINUTE)] * 50])
+    assert len(run.ends) == 4
+    assert run.gave_up is not None
+
+
+def test_a_long_failed_start_heals_nothing() -> None:
+    """Time that passes without a ready engine is no health, however long the failing load took."""
+    run = play([Life(25, 60), Life(20 * MINUTE, None, START_FAILURE, reading(1))] * 10)
+    assert run.ends[::2] == [85.0, 1371.5, 2659.5, 3950.5]
+    assert run.gave_up is not None
+    assert run.gave_up.kind is GiveUpKind.CRASHES
+
+
 def test_lives_just_short_of_health_never_heal() -> None:
     """Even an hour between crashes heals nothing if no life was ready for `healthy_after` at a stretch."""
     run = play([Life(HOUR, 10 * MINUTE - 1)] * 50)
@@ -286,6 +301,7 @@ def test_what_only_a_new_container_mends_ends_with_its_own_status() -> None:
         assert len(run.ends) == ends
         assert run.gave_up is not None
         assert (run.gave_up.kind, run.gave_up.status) == (GiveUpKind.OUTSIDE, 75)
+    assert play([Life(25, HOUR, CRASH, unknown)]).gave_up is None
 
 
 def test_a_reason_that_repeats_at_start_is_no_reason_while_serving() -> None:
@@ -314,6 +330,21 @@ def test_a_slow_retry_gets_one_try_and_an_order_gets_all() -> None:
     assert len(play([Life(25, 60)] * 4, tally=fresh).ends) == 4
     starts = play(failing(reading(1), reading(1))).tally
     assert len(play(failing(reading(1)), tally=starts).ends) == 1
+
+
+def test_the_tally_stays_bounded_through_slow_retries() -> None:
+    """Retries over months remember no more than the budgets need."""
+    tally = RestartTally()
+    for number in range(1000):
+        for kind in (CRASH, HANG):
+            tally, _ = after_end(tally, DEFAULT, Ended(kind, SEGV, 1.0), float(number), 0.0)
+    assert len(tally.crashes) == DEFAULT.max + 1
+    assert len(tally.hangs) == DEFAULT.stuck_max + 1
+
+
+def test_a_failed_start_after_crashes_waits_longer() -> None:
+    """The wait grows with every failure that still burdens the engine, of whichever kind."""
+    assert play([Life(25, 60), Life(25, 60), *failing(reading(1))]).waits == [0.5, 1.0, 2.0]
 
 
 def test_slow_retry_is_off_by_default() -> None:
@@ -408,7 +439,7 @@ def test_no_window_ever_holds_more_restarts_than_its_budget(
 
     unhealed = in_a_row = 0
     for _, life in answered:
-        if life.life is not None and life.life >= policy.healthy_after + 1e-6:
+        if life.life is not None and life.life >= policy.healthy_after * 0.999:
             unhealed = 0
         unhealed += life.kind is CRASH
         assert unhealed <= policy.max
