@@ -51,7 +51,7 @@ def event_line(event: Mapping[str, Any]) -> str:
     """Write an event for a person: time, word, sentence, and whatever else it says."""
     known = ("at", "event", "why")
     at, word, why = (str(event.get(name) or "") for name in known)
-    rest = " ".join(f"{name}={_plain(value)}" for name, value in event.items() if name not in known)
+    rest = " ".join(f"{name}={_plain(value)}" for name, value in event.items() if name not in {*known, "n", "level"})
     return "  ".join(part for part in (at, word, why, rest) if part)
 
 
