@@ -9,12 +9,15 @@ Rules:
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from vllm_supervisor.core import units
 from vllm_supervisor.core.units import BadValueError
+
+_INTEGER = re.compile(r"-?\d{1,20}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def integer(low: int, high: int) -> Kind:
     expects = f"a whole number from {low} to {high}"
 
     def parse(value: object) -> int:
-        if isinstance(value, str) and value.strip().removeprefix("-").isdecimal() and value.isascii():
+        if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise BadValueError(f"expected {expects}")

@@ -9,7 +9,6 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import trio
 
 from vllm_supervisor import __version__
 from vllm_supervisor.adapters import log, ports, processes, reaper, run_fate, signals
+from vllm_supervisor.adapters.clock import stamp
 from vllm_supervisor.adapters.ledger_file import LedgerFile
 from vllm_supervisor.adapters.lock import StateLock
 from vllm_supervisor.adapters.output import Output, fill_standard_descriptors
@@ -51,6 +51,7 @@ def run(plan: Plan) -> int:
         lambda line: err.put((line,)),
         json=form == "json" or (form == "auto" and not on_terminal),
         level=plan.config.log.level,
+        stamp=stamp,
     )
     try:
         ending = _run(plan, received, out.put, logger, on_terminal=on_terminal, hangup_ignored=hangup_ignored)
