@@ -12,11 +12,14 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import h11
 import trio
+
+from vllm_supervisor.core.proc import command_words
 
 MAX_BODY = 64 * 1024
 MAX_CONNECTIONS = 64
@@ -30,6 +33,10 @@ class Peer:
 
     pid: int
     uid: int
+    command: str  # "" if it has gone already
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} (uid {self.uid}" + (f", {self.command})" if self.command else ")")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,7 @@ async def _exchange(
         try:
             call = await _read(connection, protocol)
         except BadCallError as fault:
-            await _send(connection, protocol, refusal(400, str(fault)))
+            await _send(connection, protocol.send, _whole(refusal(400, str(fault))))
             return
     if reading.cancelled_caught or call is None:
         return
@@ -177,7 +184,11 @@ async def _read(connection: trio.socket.SocketType, protocol: h11.Connection) ->
 def _peer(connection: trio.socket.SocketType) -> Peer:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _gid = struct.unpack("3i", raw)
-    return Peer(pid, uid)
+    command = ""
+    with contextlib.suppress(OSError):
+        comm = Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip()
+        command = command_words(comm, Path(f"/proc/{pid}/cmdline").read_bytes())
+    return Peer(pid, uid, command)
 
 
 def _head(status: int, *headers: tuple[str, str]) -> h11.Response:

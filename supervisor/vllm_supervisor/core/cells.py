@@ -289,7 +289,7 @@ def stopping(state: State, fact: Fact) -> Step:
         stops=state.stops + 1,
         why=Why.STOP,
         stop_signum=fact.signum if first else state.stop_signum,
-        phase=Phase.DRAINING if first else state.phase,
+        phase=Phase.DRAINING if state.phase is Phase.RUNNING else state.phase,
     )
     said = orders.Record(
         "stop_requested", f"stop requested by {fact.by}" + ("" if first else f" (request {state.stops}: hurrying)")
@@ -418,7 +418,7 @@ def grace_over(state: State, _fact: Fact, moment: Moment, policy: Policy) -> Ste
 @on(Node.KILLING, fact=facts.TimerFired, to=(Node.SWEEPING,))
 def kill_over(state: State, _fact: Fact, moment: Moment, _policy: Policy) -> Step:
     """Not even KILL ended the main process: the sweep tells what is left and how."""
-    return replace(state, node=Node.SWEEPING, ending=lost(state, moment, None)), [orders.Sweep()]
+    return replace(state, node=Node.SWEEPING, ending=lost(state, moment, -9)), [orders.Sweep()]
 
 
 # -- restart on demand, drain and resume -------------------------------------------------------------------------

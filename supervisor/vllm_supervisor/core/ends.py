@@ -10,10 +10,10 @@ Rules:
 from dataclasses import replace
 
 from vllm_supervisor.core import orders, restart
-from vllm_supervisor.core.exit_status import Asked, Cause, ExitEvidence, ExitReading, interpret
+from vllm_supervisor.core.exit_status import Asked, ExitEvidence, ExitReading, interpret
 from vllm_supervisor.core.lifecycle import Ending, LastRestart, Moment, Policy, State, Why
 from vllm_supervisor.core.restart import Ended, EndKind, GiveUp, Restart
-from vllm_supervisor.core.signatures import Repeat, StartPhase
+from vllm_supervisor.core.signatures import Cause, Repeat, StartPhase
 
 REQUESTED = (Why.STOP, Why.COMMANDED)
 

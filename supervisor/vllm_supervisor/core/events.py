@@ -22,6 +22,11 @@ class Events:
         self._kept.append(entry)
         return entry
 
+    @property
+    def last(self) -> int:
+        """The number of the newest event; 0 before the first."""
+        return self._next - 1
+
     def after(self, number: int, limit: int | None = None) -> list[Mapping[str, Any]]:
         """The events numbered above `number`, oldest first; with `limit`, the newest `limit` of them."""
         newer = [entry for entry in self._kept if entry["n"] > number]

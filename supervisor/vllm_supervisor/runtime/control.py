@@ -9,7 +9,6 @@ from typing import Any
 import trio
 
 from vllm_supervisor.adapters.control_server import Answer, Call, refusal
-from vllm_supervisor.adapters.processes import command_of
 from vllm_supervisor.core import facts
 from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.events import Events
@@ -91,7 +90,7 @@ class Control:
         timeout = call.body.get("timeout_s")
         if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0):
             return refusal(400, f"timeout_s={timeout}: expected seconds, 0 or more")
-        self._tell(facts.DrainRequested(_who(call)))
+        self._tell(facts.DrainRequested(str(call.peer)))
         if call.body.get("wait"):
             with trio.move_on_after(self._drain_budget if timeout is None else timeout):
                 await self._empty()
@@ -105,7 +104,7 @@ class Control:
             await trio.sleep(LOOK_EVERY)
 
     async def _resume(self, call: Call) -> Answer:
-        self._tell(facts.ResumeRequested(_who(call)))
+        self._tell(facts.ResumeRequested(str(call.peer)))
         await trio.sleep(LOOK_EVERY)
         reason = self._gate.reason
         return Answer(200, {"admission": "open" if reason is None else reason.value})
@@ -115,21 +114,17 @@ class Control:
         if not isinstance(reason, str) or not reason.strip():
             return refusal(400, "a restart needs a reason")
         incarnation = self._state().incarnation
-        self._tell(facts.RestartRequested(_who(call), reason.strip()[:500]))
+        self._tell(facts.RestartRequested(str(call.peer), reason.strip()[:500]))
         return Answer(202, {"incarnation": incarnation})
 
     async def _stop(self, call: Call) -> Answer:
-        self._tell(facts.StopRequested(_who(call)))
+        self._tell(facts.StopRequested(str(call.peer)))
         return Answer(202, {"phase": self._state().phase.value})
 
     async def _report(self, call: Call) -> Answer:
         source, reason = call.body.get("source"), call.body.get("reason")
         if not (isinstance(source, str) and source.strip() and isinstance(reason, str) and reason.strip()):
             return refusal(400, "a report needs a source and a reason")
-        self._record("report", f"{source.strip()[:100]} ({_who(call)}) reports: {reason.strip()[:500]}")
+        self._record("report", f"{source.strip()[:100]} ({str(call.peer)}) reports: {reason.strip()[:500]}")
         return Answer(202, {"recorded": True})
 
-
-def _who(call: Call) -> str:
-    command = command_of(call.peer.pid)
-    return f"pid {call.peer.pid} (uid {call.peer.uid}" + (f", {command})" if command else ")")

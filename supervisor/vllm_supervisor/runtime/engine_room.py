@@ -28,6 +28,7 @@ from vllm_supervisor.core.engine_log import EngineLog
 from vllm_supervisor.core.exit_status import ExitEvidence
 from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.plan import Plan
+from vllm_supervisor.core.probe import PROBE_ID_PREFIX
 from vllm_supervisor.runtime.incarnation import Incarnation, Readiness
 
 KEEP_ALIVE = 75  # seconds the engine keeps an idle connection of ours: longer than our pool does
@@ -89,7 +90,7 @@ class EngineRoom:
         tree = Tree(child.id, marker, spawned=children.owned, subreaper=self._subreaper)
         log = EngineLog()
         pump = Pump(child.stdout, child.stderr, forward=self._forward, on_line=lambda line: self._line(log, line))
-        self.current = Incarnation(number, child, tree, address, pump, log, self._tell)
+        self.current = Incarnation(number, home, child, tree, address, pump, log, self._tell)
         self._tell(facts.Spawned(child.pid))
         self._nursery.start_soon(self.current.run, self._readiness(number))
 
@@ -131,7 +132,7 @@ class EngineRoom:
             self._log.warning("swept", sentence=f"removed what the engine left: {_named(killed)}")
         self._clear(ended)
         self.current = None
-        self._tell(facts.SweepDone(self._evidence(ended, killed)))
+        self._tell(facts.SweepDone(ExitEvidence(first_error=ended.log.first_error)))
 
     async def _sweep_earlier(self) -> list[Member]:
         """End what a run that died left behind; with `engine.sweep` off only look."""
@@ -174,9 +175,6 @@ class EngineRoom:
         if isinstance(ended.address, UnixAddress):
             Path(ended.address.path).unlink(missing_ok=True)
         shutil.rmtree(ended.home, ignore_errors=True)
-
-    def _evidence(self, ended: Incarnation) -> ExitEvidence:
-        return ExitEvidence(alive_s=ended.alive_s, first_error=ended.log.first_error)
 
 
 def _named(members: Sequence[Member]) -> str:

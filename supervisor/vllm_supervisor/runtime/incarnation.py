@@ -9,6 +9,7 @@ Rules:
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import trio
 
@@ -46,6 +47,7 @@ class Incarnation:
     def __init__(
         self,
         number: int,
+        home: Path,
         child: Child,
         tree: Tree,
         address: Address | None,
@@ -53,8 +55,9 @@ class Incarnation:
         log: EngineLog,
         tell: Callable[[Fact], None],
     ) -> None:
-        """`address` is where it will listen (None: it has no HTTP front); `tell` takes the facts."""
+        """`home` is its private directory; `address` is where it will listen (None: it has no HTTP front); `tell` takes the facts."""
         self.number = number
+        self.home = home
         self.child = child
         self.tree = tree
         self.address = address
@@ -76,6 +79,10 @@ class Incarnation:
             self._tell(facts.Exited(raw))
             self._ended.set()
             # What is left of the tree may hold the pipes open: the sweep ends it, and then this ends.
+
+    def kill(self) -> None:
+        """KILL to every process of it that is there just now."""
+        processes.kill(member.id for member in self.tree.remaining())
 
     async def read_out(self) -> None:
         """Wait until the output has been read to its end (bounded), and the status taken."""

@@ -37,6 +37,7 @@ class RequestCounts:
     rejected: int = 0
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     by_class: Counter[tuple[RequestClass, Outcome]] = field(default_factory=Counter)
+    why: Counter[str] = field(default_factory=Counter)  # a small fixed set of words
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class LedgerJournal:
         request = self._open.pop(outcome.id)
         self.requests.outcomes[outcome.outcome] += 1
         self.requests.by_class[outcome.request_class, outcome.outcome] += 1
+        self.requests.why[outcome.why] += 1
         inc = self._incs[outcome.id]
         self._bind(request)
         changes: list[Change] = []

@@ -53,10 +53,11 @@ class Loop:
         self._facts.append(fact)
         self._wake.set()
 
-    async def run(self, executor: Executor) -> State:
-        """Take facts until the phase is `ended`; return the last state."""
+    async def run(self, executor: Executor, after: Callable[[State], None]) -> State:
+        """Take facts until the phase is `ended`; return the last state. `after` sees the state that follows each."""
         while self.state.phase is not Phase.ENDED:
             self._take(await self._next(), executor)
+            after(self.state)
         return self.state
 
     async def _next(self) -> Fact:
