@@ -1,0 +1,153 @@
+"""The run and state directories: where they are, and that they are private and writable.
+
+Rules:
+* Run directory: the configured one, else `$RUNTIME_DIRECTORY` (systemd), else `$XDG_RUNTIME_DIR/vllm-supervisor/NAME`,
+  else `/run/vllm-supervisor/NAME` for root, else a private directory under the temporary directory.
+* State directory: the configured one, else `$STATE_DIRECTORY`, else `$XDG_STATE_HOME/vllm-supervisor/NAME`, which
+  defaults to `~/.local/state`.
+* What we make is 0700. In a directory that everybody can write (the temporary one) we only trust what is our own.
+* The path of a Unix socket has 107 bytes on Linux, and some tools take fewer: ours stay under 100.
+"""
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from vllm_supervisor.core.errors import SetupError
+
+CONTROL_SOCKET = "control.sock"
+
+_NAME = "vllm-supervisor"
+_LONGEST_SOCKET = 99
+_LONGEST_FILE_NAME = 28  # "/engine-RRRRRRRR-NNNNN.sock", the longest name we put into the run directory
+
+
+def run_directory(configured: str, environ: Mapping[str, str], name: str) -> Path:
+    """Return where the run directory of instance `name` is; nothing is made."""
+    single = _single_run_directory(configured, environ)
+    return single or next(_shared_run_directories(environ)) / name
+
+
+def state_directory(configured: str, environ: Mapping[str, str], name: str) -> Path:
+    """Return where the state directory of instance `name` is; nothing is made."""
+    if configured:
+        return Path(configured).expanduser().absolute()
+    if given := _first(environ.get("STATE_DIRECTORY")):
+        return given
+    home = environ.get("XDG_STATE_HOME", "")
+    base = Path(home) if home.startswith("/") else _home(environ) / ".local" / "state"
+    return base / _NAME / name
+
+
+def control_sockets(configured: str, environ: Mapping[str, str]) -> list[tuple[str, Path]]:
+    """Return the (name, control socket) of every instance found where a run directory can be, alive or not.
+
+    A configured directory, or one that systemd names, is the only place looked at: it names one instance.
+    """
+    single = _single_run_directory(configured, environ)
+    if single is not None:
+        candidates = [single]
+    else:
+        candidates = [entry for shared in _shared_run_directories(environ) for entry in _entries(shared)]
+    return [(entry.name, entry / CONTROL_SOCKET) for entry in candidates if _is_socket(entry / CONTROL_SOCKET)]
+
+
+def prepare_run_directory(path: Path) -> None:
+    """Make the run directory, and check that sockets can live in it. SetupError otherwise."""
+    longest = len(os.fsencode(path)) + _LONGEST_FILE_NAME
+    if longest > _LONGEST_SOCKET:
+        raise SetupError(
+            f"run directory {path}: the path of a socket in it would have {longest} bytes, and {_LONGEST_SOCKET} "
+            "is the most; set run_dir to a shorter path"
+        )
+    _prepare(path, "run directory", "run_dir")
+
+
+def prepare_state_directory(path: Path) -> None:
+    """Make the state directory and check that it can be written. SetupError otherwise."""
+    _prepare(path, "state directory", "state_dir")
+
+
+def _single_run_directory(configured: str, environ: Mapping[str, str]) -> Path | None:
+    if configured:
+        return Path(configured).expanduser().absolute()
+    return _first(environ.get("RUNTIME_DIRECTORY"))
+
+
+def _shared_run_directories(environ: Mapping[str, str]) -> Iterator[Path]:
+    """Yield the directories that hold one run directory an instance; a new one goes into the first."""
+    xdg = environ.get("XDG_RUNTIME_DIR", "")
+    if xdg.startswith("/") and Path(xdg).is_dir():  # after `su` it can name a directory that is not there
+        yield Path(xdg) / _NAME
+    if os.geteuid() == 0:
+        yield Path("/run") / _NAME
+    yield _temporary(environ)
+    if os.geteuid() != 0:
+        yield Path("/run") / _NAME  # a service's, which its `control.group` may let us use
+
+
+def _temporary(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("TMPDIR") or tempfile.gettempdir()) / f"{_NAME}-{os.geteuid()}"
+
+
+def _first(listed: str | None) -> Path | None:
+    """Return the first of systemd's directories, which it separates by colons."""
+    first = (listed or "").partition(":")[0]
+    return Path(first) if first else None
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    try:
+        return Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    except RuntimeError:
+        raise SetupError("this user has no home directory for the ledgers; set state_dir") from None
+
+
+def _entries(shared: Path) -> list[Path]:
+    try:
+        return sorted(shared.iterdir())
+    except OSError:
+        return []
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(path.stat().st_mode)
+    except OSError:
+        return False
+
+
+def _prepare(path: Path, what: str, key: str) -> None:
+    mend = f"set {key} to a directory this user can write"
+    try:
+        for missing in reversed([part for part in (path, *path.parents) if not part.exists()]):
+            missing.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise SetupError(f"{what} {path} cannot be made: {error.strerror}; {mend}") from None
+    if not path.is_dir():
+        raise SetupError(f"{what} {path} is not a directory; {mend}")
+    for part in (path, *path.parents):
+        if _is_open_to_all(part.parent) and not _is_ours(part):
+            raise SetupError(f"{what} {path}: {part} is not this user's own; remove it or set {key}")
+    if not os.access(path, os.W_OK | os.X_OK) or not _can_write(path):
+        raise SetupError(f"{what} {path} is not writable; {mend}")
+
+
+def _is_open_to_all(path: Path) -> bool:
+    return bool(path.stat().st_mode & stat.S_IWOTH)
+
+
+def _is_ours(path: Path) -> bool:
+    found = path.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def _can_write(path: Path) -> bool:
+    """Try it: root may write anywhere by its permissions, and still not on a read-only file system."""
+    try:
+        with tempfile.TemporaryFile(dir=path):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,208 @@
+"""The engine's processes in /proc: look, remember, kill, and wait until none is left.
+
+Rules:
+* Who belongs is decided in core/custody.py; this file reads /proc and sends signals.
+* A member once seen is remembered, so that setsid, a new parent or a wiped environment does not hide it later.
+* KILL goes through a pidfd whose start time was checked after opening it: no stranger can be hit after a pid was reused.
+* Each wait holds its own pidfd; nothing here polls.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import trio
+
+from vllm_supervisor.core import custody
+from vllm_supervisor.core.custody import Marker, Seen, Us
+from vllm_supervisor.core.proc import ProcessId, Stat, has_variables, parse_stat, title, variable
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process of the engine. `rss_bytes` counts shared pages as well; `cpu_s` is user and system time in seconds."""
+
+    id: ProcessId
+    name: str
+    state: str
+    ppid: int
+    pgid: int
+    sid: int
+    rss_bytes: int
+    cpu_s: float
+    dead: bool  # a zombie: nothing of it runs, it only waits to be reaped
+
+
+def _read(path: str) -> bytes | None:
+    """Return a file of /proc, or None if its process is gone or not ours to read."""
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a thousand times a look, where Path costs double
+            return file.read()
+    except OSError:
+        return None
+
+
+def _stats() -> dict[int, Stat]:
+    found: dict[int, Stat] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names alone are wanted
+        if name.isdigit() and (data := _read(f"/proc/{name}/stat")):
+            stat = parse_stat(data)
+            found[stat.id.pid] = stat
+    return found
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when a process started (clock ticks since boot), or None if there is none."""
+    data = _read(f"/proc/{pid}/stat")
+    return parse_stat(data).id.start_ticks if data else None
+
+
+def _member(stat: Stat) -> Member:
+    name = title(stat.comm, _read(f"/proc/{stat.id.pid}/cmdline") or b"")
+    return Member(
+        stat.id,
+        name,
+        stat.state,
+        stat.ppid,
+        stat.pgid,
+        stat.sid,
+        stat.rss_pages * _PAGE,
+        stat.cpu_ticks / _TICKS,
+        stat.dead,
+    )
+
+
+class Tree:
+    """All processes of one incarnation."""
+
+    def __init__(
+        self, main: ProcessId, marker: Marker, *, spawned: Callable[[], frozenset[int]], subreaper: bool
+    ) -> None:
+        """Begin with `main`, the process we spawned; `spawned` tells the pids we spawned ourselves and still wait for."""
+        self.main = main
+        self._wanted = tuple(marker.variables().items())
+        self._spawned = spawned
+        self._subreaper = subreaper
+        self._remembered: set[ProcessId] = set()
+        self._marked: dict[ProcessId, bool] = {}
+
+    def look(self) -> list[Member]:
+        """Read /proc once and return every process of the engine, zombies included."""
+        stats = _stats()
+        self._marked = {stat.id: self._is_marked(stat) for stat in stats.values()}
+        picture = {pid: Seen(stat, self._marked[stat.id]) for pid, stat in stats.items()}
+        us = Us(os.getpid(), self._subreaper, self._spawned())
+        found = custody.members(self.main, picture, self._remembered, us)
+        self._remembered = set(found)
+        return [_member(stats[one.pid]) for one in found]
+
+    def _is_marked(self, stat: Stat) -> bool:
+        """Read a process's environment once: what was found then holds for its life."""
+        if stat.id.start_ticks < self.main.start_ticks:
+            return False
+        known = self._marked.get(stat.id)
+        if known is None:
+            known = has_variables(_read(f"/proc/{stat.id.pid}/environ") or b"", self._wanted)
+        return known
+
+    def remaining(self) -> list[Member]:
+        """Return the members that still run; zombies do not."""
+        return [member for member in self.look() if not member.dead]
+
+    async def gone(self, timeout_s: float) -> list[Member]:
+        """Wait until a look finds nothing running; return what still runs after `timeout_s`."""
+        return await _until_none(self.remaining, timeout_s, lambda _found: None)
+
+    async def sweep(self, timeout_s: float) -> tuple[list[Member], list[Member]]:
+        """KILL all of it, late forks too, until a look finds nothing; return (everything killed, what withstood)."""
+        return await _sweep(self.remaining, timeout_s)
+
+
+class Leftovers:
+    """Processes that an earlier run of the same instance (state directory) left behind."""
+
+    def __init__(self, instance: str, run: str) -> None:
+        """Look for marks of `instance` whose run is not `run`, which is ours."""
+        self._instance = instance
+        self._run = run
+
+    def look(self) -> list[Member]:
+        """Read every environment we may read and return what still runs, with its descendants."""
+        stats = _stats()
+        marked = {pid: self._is_left(pid) for pid in stats}
+        picture = {pid: Seen(stat, marked[pid]) for pid, stat in stats.items()}
+        found = (stats[one.pid] for one in custody.marked(picture, os.getpid()))
+        return [_member(stat) for stat in found if not stat.dead]
+
+    def _is_left(self, pid: int) -> bool:
+        environ = _read(f"/proc/{pid}/environ") or b""
+        return variable(environ, custody.INSTANCE) == self._instance and variable(environ, custody.RUN) != self._run
+
+    async def sweep(self, timeout_s: float) -> tuple[list[Member], list[Member]]:
+        """KILL all of it until a look finds nothing; return (everything killed, what withstood)."""
+        return await _sweep(self.look, timeout_s)
+
+
+async def _until_none(
+    look: Callable[[], list[Member]], timeout_s: float, act: Callable[[list[Member]], None]
+) -> list[Member]:
+    deadline = trio.current_time() + timeout_s
+    while found := look():
+        act(found)
+        with trio.move_on_at(deadline) as scope:
+            async with trio.open_nursery() as nursery:
+                for member in found:
+                    nursery.start_soon(watch, member.id)
+        if scope.cancelled_caught:
+            return look()
+    return []
+
+
+async def _sweep(look: Callable[[], list[Member]], timeout_s: float) -> tuple[list[Member], list[Member]]:
+    killed: dict[ProcessId, Member] = {}
+
+    def act(found: list[Member]) -> None:
+        killed.update((member.id, member) for member in found)
+        kill(member.id for member in found)
+
+    left = await _until_none(look, timeout_s, act)
+    return list(killed.values()), left
+
+
+def kill(processes: Iterable[ProcessId]) -> int:
+    """Send KILL to each that is still the same process; return how many signals were sent."""
+    sent = 0
+    for one in processes:
+        try:
+            fd = os.pidfd_open(one.pid)
+        except ProcessLookupError:
+            continue
+        try:
+            if start_ticks(one.pid) == one.start_ticks:
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+                sent += 1
+        except (ProcessLookupError, PermissionError):
+            continue  # it ended meanwhile, or took another user's identity: it shows in what remains
+        finally:
+            os.close(fd)
+    return sent
+
+
+async def watch(process: ProcessId) -> None:
+    """Return when this process has ended (reaped or not); at once if it is gone already."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        await trio.lowlevel.checkpoint()
+        return
+    try:
+        if start_ticks(process.pid) == process.start_ticks:
+            await trio.lowlevel.wait_readable(fd)
+        else:
+            await trio.lowlevel.checkpoint()
+    finally:
+        os.close(fd)

@@ -1,0 +1,74 @@
+"""Commands that ask a running supervisor for something: drain, resume, restart, stop, report."""
+
+import sys
+
+import click
+
+from vllm_supervisor.cli.finding import connect
+from vllm_supervisor.cli.planning import GlobalOptions
+from vllm_supervisor.core.units import BadValueError, parse_duration
+
+
+def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
+    try:
+        return None if value is None else parse_duration(value)
+    except BadValueError as error:
+        raise click.BadParameter(f"{value}: {error}") from None
+
+
+@click.command()
+@click.option("--wait", is_flag=True, help="Return when nothing is in flight any more, or the time is over (status 1).")
+@click.option("--hook", is_flag=True, help="Called by a pre-stop hook: a stop will follow, so admission stays closed.")
+@click.option(
+    "--timeout", callback=_duration, metavar="S", help="How long --wait waits; default: the drain's own budget."
+)
+@click.pass_obj
+def drain(options: GlobalOptions, *, wait: bool, hook: bool, timeout: float | None) -> int:
+    """Close admission and let what is in flight finish; `resume` opens it again."""
+    with connect(options) as client:
+        answer = client.post("/drain", {"wait": wait, "hook": hook, "timeout_s": timeout}, patient=wait)
+    in_flight = answer.get("in_flight", 0)
+    if answer.get("drained"):
+        click.echo("drained: nothing is in flight")
+        return 0
+    click.echo(f"draining: {in_flight} in flight", file=sys.stderr if wait else sys.stdout)
+    return 1 if wait else 0
+
+
+@click.command()
+@click.pass_obj
+def resume(options: GlobalOptions) -> None:
+    """Open admission again after a drain."""
+    with connect(options) as client:
+        answer = client.post("/resume", {})
+    click.echo(f"admission: {answer.get('admission', 'open')}")
+
+
+@click.command()
+@click.option("--reason", required=True, metavar="TEXT", help="Why; it stands in the events and in the log.")
+@click.pass_obj
+def restart(options: GlobalOptions, *, reason: str) -> None:
+    """Stop the engine in order and start it anew; leaves `parked` as well."""
+    with connect(options) as client:
+        answer = client.post("/restart", {"reason": reason})
+    click.echo(f"restarting: incarnation {answer.get('incarnation', '?')} is being replaced")
+
+
+@click.command()
+@click.pass_obj
+def stop(options: GlobalOptions) -> None:
+    """Stop the supervisor in order, as TERM does; returns when the stop has begun."""
+    with connect(options) as client:
+        answer = client.post("/stop", {})
+    click.echo(f"stopping: phase {answer.get('phase', '?')}")
+
+
+@click.command()
+@click.option("--source", required=True, metavar="NAME", help="Who complains.")
+@click.option("--reason", required=True, metavar="TEXT", help="What was seen.")
+@click.pass_obj
+def report(options: GlobalOptions, *, source: str, reason: str) -> None:
+    """Hand in another watchdog's complaint: evidence for the verdict, never a restart by itself."""
+    with connect(options) as client:
+        client.post("/report", {"source": source, "reason": reason})
+    click.echo("recorded")

@@ -1,0 +1,121 @@
+"""From a command line to a `Plan`: the three sources of configuration, vLLM's options, the engine's program, directories.
+
+Whatever is wrong is a UserError that names the option, file or key and the mend; nothing is started here.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_supervisor.adapters import config_file, directories, executable, vllm_yaml
+from vllm_supervisor.core import vllm_args
+from vllm_supervisor.core.address import Address, TcpAddress, UnixAddress
+from vllm_supervisor.core.config import Loaded, build
+from vllm_supervisor.core.engine_command import EngineCommand, EngineKind, Transport, run_command, serve_command
+from vllm_supervisor.core.errors import UsageError
+from vllm_supervisor.core.plan import Plan, check_name, default_name, tls_files
+from vllm_supervisor.core.vllm_args import VllmOptions
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalOptions:
+    """The options that stand before the sub-command, and the environment."""
+
+    config: str | None
+    sets: tuple[str, ...]
+    name: str | None
+    engine: str
+    environ: Mapping[str, str]
+
+
+def load_config(options: GlobalOptions) -> Loaded:
+    """Read and merge the sources of configuration."""
+    file = None if options.config is None else config_file.read(Path(options.config))
+    return build(file, options.environ, options.sets, file_name=options.config or "")
+
+
+def plan_serve(options: GlobalOptions, arguments: Sequence[str]) -> Plan:
+    """Resolve `serve ARGUMENTS`, with vLLM or the stand-in."""
+    loaded = load_config(options)
+    config = loaded.config
+    kind = EngineKind(options.engine)
+    yaml_path = vllm_args.config_file(arguments)
+    entries = None if yaml_path is None else vllm_yaml.read(Path(yaml_path))
+    vllm = vllm_args.read(arguments, options.environ, entries)
+    if sentence := vllm_args.refusal(vllm):
+        raise UsageError(sentence)
+    program, path_first = _serve_program(kind, config.engine.command, options.environ)
+    if kind is EngineKind.VLLM and vllm.hf_config_path is None:
+        executable.check_model(vllm.model)
+    command = serve_command(kind, program, arguments, vllm, Transport(config.engine.transport))
+    listener: Address = UnixAddress(vllm.uds) if vllm.uds is not None else TcpAddress(vllm.host or "", vllm.port)
+    return _plan(options, loaded, command, path_first=path_first, listener=listener, vllm=vllm)
+
+
+def plan_run(options: GlobalOptions, arguments: Sequence[str]) -> Plan:
+    """Resolve `run -- ARGUMENTS`."""
+    if not arguments:
+        raise UsageError("run: no command; write run -- COMMAND [ARG]...")
+    loaded = load_config(options)
+    program = executable.find(
+        arguments[0],
+        search_path=options.environ.get("PATH"),
+        mend="name a program on PATH, or its path, after `run --`",
+    )
+    command = run_command(str(program), arguments[1:])
+    listener = TcpAddress(loaded.config.listen.host, loaded.config.listen.port)
+    return _plan(options, loaded, command, path_first="", listener=listener, vllm=None)
+
+
+def _serve_program(kind: EngineKind, command: str, environ: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+    """Return the program and the directory for the head of the engine's PATH."""
+    if kind is EngineKind.MOCK:
+        return (sys.executable, "-m", "vllm_supervisor.mock"), ""
+    found = executable.find(
+        command,
+        search_path=environ.get("PATH"),
+        mend="install vLLM, or set engine.command to the path of its `vllm` (or try --engine mock)",
+    )
+    return (str(found),), str(found.parent)
+
+
+def _plan(
+    options: GlobalOptions,
+    loaded: Loaded,
+    command: EngineCommand,
+    *,
+    path_first: str,
+    listener: Address,
+    vllm: VllmOptions | None,
+) -> Plan:
+    config = loaded.config
+    name = check_name(options.name) if options.name is not None else default_name(listener)
+    run_dir = directories.run_directory(config.run_dir, options.environ, name)
+    state_dir = directories.state_directory(config.state_dir, options.environ, name)
+    tls = None if vllm is None else tls_files(vllm)
+    directories.prepare_run_directory(run_dir)
+    directories.prepare_state_directory(state_dir)
+    return Plan(
+        config=config,
+        origins=loaded.origins,
+        name=name,
+        kind=command.kind,
+        command=command,
+        environ=options.environ,
+        path_first=path_first,
+        listeners=(listener,),
+        tls=tls,
+        root_path=(vllm.root_path or "") if vllm else "",
+        api_key=_api_key(options, vllm),
+        model=vllm.label if vllm else "",
+        options=vllm,
+        run_dir=run_dir,
+        state_dir=state_dir,
+    )
+
+
+def _api_key(options: GlobalOptions, vllm: VllmOptions | None) -> str | None:
+    """Return a key for our own probe; another engine than vLLM may go by the same variable."""
+    keys = vllm.api_keys if vllm is not None else (options.environ.get("VLLM_API_KEY", ""),)
+    return next((key for key in keys if key), None)

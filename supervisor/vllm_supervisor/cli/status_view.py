@@ -1,0 +1,165 @@
+"""The status on one screen: rows of a label and a text, made from the status object.
+
+Rules: a missing part is a missing row, never an error, since the supervisor that answers may be of another version.
+Colours repeat what the words say; without a terminal only the words are left.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_supervisor.core.units import show_duration
+
+Row = tuple[str, str, str]  # label, text, style ("" or a colour)
+
+_ENGINE_STYLES = {"ready": "green", "starting": "yellow", "stopping": "yellow", "down": "yellow"}
+_VERDICT_STYLES = {"idle": "green", "busy": "green", "stuck": "red", "failing": "red", "dead": "red"}
+
+
+def rows(status: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of `status` (the object `GET /status` answers), the most telling first."""
+    made = [
+        _supervisor(status),
+        _admission(_part(status, "admission")),
+        _engine(_part(status, "engine")),
+        *_processes(_part(status, "engine")),
+        *_health(_part(status, "health")),
+        _drain(_part(status, "drain")),
+        _restarts(_part(status, "restarts")),
+        _counts("requests", _part(status, "requests")),
+        _counts("executions", _part(status, "executions")),
+        _memory(_part(status, "memory")),
+    ]
+    return [row for row in made if row[1]]
+
+
+def _part(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = status.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
+
+
+def _number(value: object, words: str) -> str:
+    return words.format(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
+
+
+def _span(value: object, words: str) -> str:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return ""
+    seconds = round(value)
+    minutes, hours = seconds // 60, seconds // 3600
+    if seconds < 120:
+        text = f"{seconds} s"
+    elif minutes < 120:
+        text = f"{minutes} min {seconds % 60} s"
+    else:
+        text = f"{hours} h {minutes % 60} min"
+    return words.format(text)
+
+
+def _bytes(value: object, words: str) -> str:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return ""
+    return words.format(f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB")
+
+
+def _supervisor(status: Mapping[str, Any]) -> Row:
+    text = _joined(
+        str(status.get("name", "")),
+        f"phase {status['phase']}" if "phase" in status else "",
+        _number(status.get("pid"), "pid {}"),
+        _span(status.get("uptime_s"), "up {}"),
+        f"version {status['version']}" if "version" in status else "",
+        f"release {status['release']}" if status.get("release") else "",
+    )
+    return ("supervisor", text, "" if status.get("phase") == "running" else "yellow")
+
+
+def _admission(part: Mapping[str, Any]) -> Row:
+    if "open" not in part:
+        return ("admission", "", "")
+    gate = "open" if part["open"] else f"closed: {part.get('reason') or 'no reason given'}"
+    flight = _number(part.get("in_flight"), "{} in flight")
+    limit = _number(part.get("limit"), "limit {}")
+    return ("admission", _joined(gate, flight, limit), "green" if part["open"] else "yellow")
+
+
+def _engine(part: Mapping[str, Any]) -> Row:
+    state = str(part.get("state", ""))
+    text = _joined(
+        state,
+        _number(part.get("incarnation"), "incarnation {}"),
+        _number(part.get("pid"), "pid {}"),
+        _span(part.get("uptime_s"), "up {}"),
+        str(part.get("address") or ""),
+        {True: "with beacon", False: "without beacon"}.get(part.get("beacon"), ""),  # type: ignore[arg-type]  # None: ""
+    )
+    return ("engine", text, _ENGINE_STYLES.get(state, "red"))
+
+
+def _processes(part: Mapping[str, Any]) -> list[Row]:
+    listed = part.get("processes")
+    processes = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
+    return [
+        (
+            "",
+            _joined(
+                str(process.get("name", "")),
+                _number(process.get("pid"), "pid {}"),
+                _bytes(process.get("rss_bytes"), "{}"),
+            ),
+            "dim",
+        )
+        for process in processes[:12]
+    ]
+
+
+def _health(part: Mapping[str, Any]) -> list[Row]:
+    verdict = str(part.get("verdict", ""))
+    sentence = str(part.get("sentence") or "")
+    text = _joined(f"{verdict}: {sentence}" if sentence else verdict, _span(part.get("since_s"), "for {}"))
+    work = _joined(
+        _number(part.get("running"), "{} running"),
+        _number(part.get("waiting"), "{} waiting"),
+        _number(part.get("tokens_per_s"), "{:.1f} tokens/s"),
+        _number(part.get("steps_per_s"), "{:.1f} steps/s"),
+    )
+    return [("health", text, _VERDICT_STYLES.get(verdict, "yellow")), ("work", work, "")]
+
+
+def _drain(part: Mapping[str, Any]) -> Row:
+    text = _joined(
+        _number(part.get("in_flight"), "{} in flight"),
+        _span(part.get("oldest_s"), "oldest {}"),
+        _span(part.get("remaining_s"), "{} left"),
+        _span(part.get("budget_s"), "of {}"),
+    )
+    return ("drain", text, "yellow")
+
+
+def _restarts(part: Mapping[str, Any]) -> Row:
+    causes, budget, last = (_part(part, name) for name in ("by_cause", "budget", "last"))
+    within = budget.get("within_s")
+    text = _joined(
+        _number(part.get("total"), "{}"),
+        " ".join(f"{cause} {count}" for cause, count in causes.items()),
+        f"budget {budget.get('used')} of {budget.get('max')}" if "max" in budget else "",
+        f"within {show_duration(within)}" if isinstance(within, int | float) else "",
+        f"last: {last['cause']}" if "cause" in last else "",
+    )
+    return ("restarts", text, "")
+
+
+def _counts(label: str, part: Mapping[str, Any]) -> Row:
+    return (label, _joined(*(f"{count} {name.replace('_', ' ')}" for name, count in part.items())), "")
+
+
+def _memory(part: Mapping[str, Any]) -> Row:
+    text = _joined(
+        _bytes(part.get("available_bytes"), "{} available"),
+        _bytes(part.get("floor_bytes"), "floor {}"),
+        f"pressure {part['pressure']}" if part.get("pressure") is not None else "",
+    )
+    return ("memory", text, "")

@@ -1,0 +1,141 @@
+"""Every configuration key: its section, name, kind, default and meaning, declared once.
+
+Rules:
+* One frozen dataclass a section. A key is one field; the parser, `config show`, `config schema` and the test of
+  `configs/example.toml` read the fields, so adding a key is adding a field.
+* A key is here only when something acts on it; any other name is refused as unknown.
+* Durations are seconds, sizes bytes, lists tuples.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vllm_supervisor.core.config_kinds import (
+    BOOL,
+    DURATION,
+    SIZE,
+    STR,
+    TABLE,
+    above_zero,
+    choice,
+    integer,
+    list_of,
+    setting,
+)
+
+_TIME = above_zero(DURATION)
+_AMOUNT = above_zero(SIZE)
+_SIGNALS = ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT", "SIGALRM", "SIGURG", "SIGIO", "SIGPWR")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The engine: which program it is and how it is started and stopped."""
+
+    command: str = setting(STR, "vllm", "vLLM for `serve`: a name on PATH or a path")
+    transport: Literal["uds", "tcp"] = setting(choice("uds", "tcp"), "uds", "how we reach the engine; tcp: a free loopback port")
+    env: dict[str, str] = setting(TABLE, {}, "variables added for the engine")  # noqa: RUF009  # it makes a factory
+    ready_probe: bool = setting(BOOL, default=True, doc="ready only after a first one-token completion")
+    start_timeout: float = setting(_TIME, "30m", "longest load without visible progress")
+    stop_grace: float = setting(DURATION, "30s", "from TERM to KILL")
+    sweep: bool = setting(BOOL, default=True, doc="end what an earlier run left before a start; false: refuse instead")
+
+
+@dataclass(frozen=True, slots=True)
+class ListenConfig:
+    """Where the front door of `run` listens; `serve` takes vLLM's own options and defaults."""
+
+    host: str = setting(STR, "127.0.0.1", "address `run` listens on; empty: every address")
+    port: int = setting(integer(0, 65535), 8000, "port `run` listens on")
+
+
+@dataclass(frozen=True, slots=True)
+class ControlConfig:
+    """The control socket."""
+
+    group: str = setting(STR, "", "group that may use the control socket; empty: the owner alone")
+
+
+@dataclass(frozen=True, slots=True)
+class FrontDoorConfig:
+    """The public listener: limits, patience, and what passes."""
+
+    max_in_flight: int = setting(integer(1, 1_000_000), 1024, "requests admitted at once; the next one reads 429")
+    max_connections: int = setting(integer(1, 1_000_000), 4096, "client connections at once")
+    max_head: int = setting(_AMOUNT, "64KiB", "largest request head; above it 431")
+    max_body: int = setting(_AMOUNT, "1GiB", "largest request body; above it 413")
+    head_timeout: float = setting(_TIME, "30s", "time for a whole request head; then 408")
+    body_timeout: float = setting(_TIME, "60s", "longest pause without a byte of the request body; then 408")
+    idle_timeout: float = setting(_TIME, "75s", "how long an idle connection is kept")
+    client_stall_timeout: float = setting(_TIME, "5m", "how long a client may take no byte of its answer")
+    request_deadline: float = setting(DURATION, "0s", "longest life of a request; 0: no limit")
+    hold: float = setting(DURATION, "0s", "how long a request may wait for a starting engine; 0: refused at once")
+    health: Literal["ready", "alive"] = setting(choice("ready", "alive"), "ready", "what /health and /ping tell: readiness, or liveness")
+    allow_paths: tuple[str, ...] = setting(list_of(STR), [], "dangerous paths of the engine that may pass")
+
+
+@dataclass(frozen=True, slots=True)
+class RestartConfig:
+    """Restarts: how many, how fast, and what happens when they are spent."""
+
+    max: int = setting(integer(0, 1000), 3, "restarts after a crash")
+    within: float = setting(_TIME, "15m", "the window `max` counts in")
+    stuck_max: int = setting(integer(0, 1000), 3, "restarts for hangs")
+    stuck_within: float = setting(_TIME, "6h", "the window `stuck_max` counts in")
+    start_attempts: int = setting(integer(1, 1000), 2, "tries of a start that fails for a reason that may pass")
+    backoff: float = setting(DURATION, "1s", "wait before the first restart; doubled for each further one")
+    backoff_max: float = setting(DURATION, "60s", "longest wait before a restart")
+    healthy_after: float = setting(DURATION, "10m", "ready time after which a crash leaves the tally")
+    on_give_up: Literal["auto", "park", "exit"] = setting(choice("auto", "park", "exit"), "auto", "stay alive and refuse, or end")
+    slow_retry: float = setting(DURATION, "0s", "try again from parked this often; 0: never by ourselves")
+
+
+@dataclass(frozen=True, slots=True)
+class DrainConfig:
+    """The drain."""
+
+    budget: float = setting(DURATION, "60s", "time for admitted requests to finish when we are stopped")
+
+
+@dataclass(frozen=True, slots=True)
+class SignalsConfig:
+    """Signals to the supervisor."""
+
+    forward: tuple[str, ...] = setting(list_of(choice(*_SIGNALS)), [], "signals passed on to the engine's main process")
+
+
+@dataclass(frozen=True, slots=True)
+class ExitConfig:
+    """Our own end."""
+
+    reraise: tuple[str, ...] = setting(
+        list_of(choice("SIGINT", "SIGTERM", "SIGHUP")),
+        ["SIGINT"],
+        "signals we end by, after a clean stop they asked for",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """Our own log, on standard error."""
+
+    format: Literal["auto", "json", "console"] = setting(choice("auto", "json", "console"), "auto", "auto: console on a terminal, else JSON")
+    level: str = setting(choice("debug", "info", "warning", "error"), "info", "the least that is written")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The whole configuration: three keys of its own, and the sections."""
+
+    release: str = setting(STR, "", "label in ledgers and metrics; empty: model and engine version")
+    state_dir: str = setting(STR, "", "where ledgers and evidence live; empty: found as systemd and XDG say")
+    run_dir: str = setting(STR, "", "where sockets live; empty: found as systemd and XDG say")
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    listen: ListenConfig = field(default_factory=ListenConfig)
+    control: ControlConfig = field(default_factory=ControlConfig)
+    front_door: FrontDoorConfig = field(default_factory=FrontDoorConfig)
+    restart: RestartConfig = field(default_factory=RestartConfig)
+    drain: DrainConfig = field(default_factory=DrainConfig)
+    signals: SignalsConfig = field(default_factory=SignalsConfig)
+    exit: ExitConfig = field(default_factory=ExitConfig)
+    log: LogConfig = field(default_factory=LogConfig)

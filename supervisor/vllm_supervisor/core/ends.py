@@ -1,0 +1,96 @@
+"""An incarnation has ended and nothing of it is left: read its end, ask the restart policy, say it once.
+
+Rules:
+* An end we asked for (stop, commanded restart) is clean whatever the number.
+* An end we forced because the engine was lost (its core died, it hung, its load stood still) is a failure with our own
+  words for it, whatever the number of our KILL was.
+* The budget counts failures only; which kind is decided here and nowhere else.
+"""
+
+from dataclasses import replace
+
+from vllm_supervisor.core import orders, restart
+from vllm_supervisor.core.exit_status import Asked, ExitEvidence, ExitReading, interpret
+from vllm_supervisor.core.lifecycle import Ending, LastRestart, Moment, Policy, State, Why
+from vllm_supervisor.core.restart import Ended, EndKind, GiveUp, Restart
+from vllm_supervisor.core.signatures import Cause, Repeat, StartPhase
+
+REQUESTED = (Why.STOP, Why.COMMANDED)
+
+
+def read(ending: Ending, evidence: ExitEvidence) -> ExitReading:
+    """Say what the end means."""
+    if ending.raw is None:
+        return _not_spawned(ending)
+    asked = Asked.NOTHING
+    if ending.why in REQUESTED:
+        asked = Asked.KILL if ending.kill_sent else Asked.TERM if ending.term_sent else Asked.NOTHING
+    phase = StartPhase.SERVING if ending.was_ready else StartPhase.LOADING
+    reading = interpret(ending.raw, asked, phase, evidence)
+    if ending.why in REQUESTED or ending.why is Why.NONE:
+        return reading
+    return replace(reading, sentence=f"{ending.why_sentence}; it was ended by us", clean=False)
+
+
+def _not_spawned(ending: Ending) -> ExitReading:
+    if ending.why in REQUESTED:
+        cause, clean, sentence = Cause.REQUESTED, True, "the engine was ended by us"
+    else:
+        cause, clean, sentence = Cause.NOT_EXECUTABLE, False, ending.spawn_problem
+    return ExitReading(
+        cause, clean=clean, repeat=Repeat.DETERMINISTIC, sentence=sentence, mend="", signature=None, retries=0,
+        fingerprint="not spawned",
+    )  # fmt: skip
+
+
+def kind(ending: Ending) -> EndKind:
+    """Which budget the end is counted in."""
+    if ending.why in REQUESTED:
+        return EndKind.COMMANDED
+    if ending.why is Why.HANG:
+        return EndKind.HANG
+    return EndKind.CRASH if ending.was_ready else EndKind.START_FAILURE
+
+
+def judge(
+    state: State, ending: Ending, evidence: ExitEvidence, moment: Moment, policy: Policy
+) -> tuple[State, Restart | GiveUp, list[orders.Order]]:
+    """Close the books of one incarnation; return what the policy wants next and what is to be said."""
+    evidence = replace(
+        evidence,
+        alive_s=None if state.spawned_at is None else ending.at - state.spawned_at,
+        died_first=state.first_dead,
+    )
+    reading = read(ending, evidence)
+    ended = Ended(
+        kind(ending),
+        reading,
+        duration_s=evidence.alive_s or 0.0,
+        why=reading.sentence if ending.why not in (*REQUESTED, Why.NONE) else "",
+    )
+    tally, decision = restart.after_end(state.tally, policy.restart, ended, moment.now, moment.jitter)
+    state = replace(state, tally=tally, reading=reading, ending=None, pid=None)
+    said = orders.Record(
+        "exited",
+        f"engine {state.incarnation}: {reading.sentence}",
+        (
+            ("incarnation", state.incarnation),
+            ("raw", ending.raw),
+            ("cause", reading.cause.value),
+            ("root", reading.signature.id if reading.signature else None),
+        ),
+        level="info" if reading.clean else "error",
+    )
+    if isinstance(decision, Restart) and not state.stops:
+        state = _count(state, ended, moment)
+    return state, decision, [said]
+
+
+def _count(state: State, ended: Ended, moment: Moment) -> State:
+    cause = restart.restart_cause(ended)
+    sentence = ended.why or ended.reading.sentence
+    return replace(
+        state,
+        restarts={**state.restarts, cause: state.restarts.get(cause, 0) + 1},
+        last_restart=LastRestart(cause, sentence, moment.now),
+    )

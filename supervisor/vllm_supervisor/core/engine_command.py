@@ -1,0 +1,105 @@
+"""The engine's command line for a given private address.
+
+Rules:
+* vLLM and the stand-in get the user's words untouched; ours are appended, because the last one wins. They go before
+  a `--`, behind which nothing is an option.
+* TLS ends at the front door: an empty `--ssl-keyfile=` and `--ssl-certfile=` make the engine serve plain HTTP, and
+  leave `--enable-ssl-refresh` nothing to watch (vllm/entrypoints/launchers/utils/ssl.py, uvicorn's `Config.is_ssl`).
+* Any other engine (`run`) has the tokens `{host}`, `{port}` and `{uds}` replaced wherever they stand in an argument,
+  and nothing else: arguments may hold other braces.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vllm_supervisor.core.address import Address, TcpAddress, UnixAddress
+from vllm_supervisor.core.errors import UsageError
+from vllm_supervisor.core.vllm_args import VllmOptions
+
+_TOKEN = re.compile(r"\{(host|port|uds)\}")
+
+
+class EngineKind(StrEnum):
+    """What the engine is: vLLM, our stand-in for it, or any program of the user's."""
+
+    VLLM = "vllm"
+    MOCK = "mock"
+    RUN = "run"
+
+
+class Transport(StrEnum):
+    """How we reach the engine: a private Unix socket, or a free port on loopback."""
+
+    UDS = "uds"
+    TCP = "tcp"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    """How to start the engine. `program` is the executable (absolute) and what must follow it at once.
+
+    `appended` are words that neutralise what the front door took over; `transport` is the kind of address `argv` takes.
+    """
+
+    kind: EngineKind
+    program: tuple[str, ...]
+    arguments: tuple[str, ...]
+    transport: Transport
+    appended: tuple[str, ...] = ()
+
+    def argv(self, address: Address) -> list[str]:
+        """Return the command line that makes the engine listen on `address`, of the kind `transport` names."""
+        if self.kind is EngineKind.RUN:
+            return [*self.program, *(_replaced(argument, address) for argument in self.arguments)]
+        words = list(self.arguments)
+        end = words.index("--") if "--" in words else len(words)
+        words[end:end] = [*self.appended, *_address_words(address)]
+        return [*self.program, *words]
+
+
+def serve_command(
+    kind: EngineKind, program: Sequence[str], arguments: Sequence[str], options: VllmOptions, transport: Transport
+) -> EngineCommand:
+    """Make the command of vLLM or of the stand-in; `arguments` are the user's words after `serve`."""
+    tls = {
+        "--ssl-keyfile=": options.ssl_keyfile,
+        "--ssl-certfile=": options.ssl_certfile,
+        "--ssl-ca-certs=": options.ssl_ca_certs,
+    }
+    appended = [word for word, value in tls.items() if value is not None]
+    if transport is Transport.TCP and options.uds is not None:
+        appended.append("--uds=")
+    return EngineCommand(kind, (*program, "serve"), tuple(arguments), transport, tuple(appended))
+
+
+def run_command(program: str, arguments: Sequence[str]) -> EngineCommand:
+    """Make the command of any other engine; UsageError when no argument says where it shall listen."""
+    named = {token for argument in arguments for token in _TOKEN.findall(argument)}
+    if "uds" in named:
+        if named != {"uds"}:
+            raise UsageError("run: {uds} and {host}/{port} stand in one command; name one of the two")
+        transport = Transport.UDS
+    elif "port" in named:
+        transport = Transport.TCP
+    else:
+        raise UsageError(
+            "run: no argument says where the engine shall listen; "
+            "write {uds}, or {host} and {port}, as in: run -- my-engine --port {port}"
+        )
+    return EngineCommand(EngineKind.RUN, (program,), tuple(arguments), transport)
+
+
+def _address_words(address: Address) -> list[str]:
+    if isinstance(address, UnixAddress):
+        return ["--uds", address.path]
+    return ["--host", address.host, "--port", str(address.port)]
+
+
+def _replaced(argument: str, address: Address) -> str:
+    if isinstance(address, TcpAddress):
+        values = {"host": address.host, "port": str(address.port)}
+    else:
+        values = {"uds": address.path}
+    return _TOKEN.sub(lambda match: values[match[1]], argument)

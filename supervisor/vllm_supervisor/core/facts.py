@@ -1,0 +1,159 @@
+"""Facts: what has happened, in the past tense, told to the lifecycle by whoever saw it.
+
+A fact is a small frozen value. Nothing here decides; `lifecycle.step` does.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from vllm_supervisor.core.exit_status import ExitEvidence
+
+
+class Timer(StrEnum):
+    """The deadlines the lifecycle sets. Each name has at most one deadline at a time."""
+
+    START = "start"  # the load shows no progress
+    DRAIN = "drain"  # in-flight requests had their time
+    CUT = "cut"  # cut exchanges should have ended by now
+    GRACE = "grace"  # TERM should have ended the main process by now
+    BACKOFF = "backoff"  # the next incarnation may start
+    FAREWELL = "farewell"  # an engine that lost its core should have ended by itself by now
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The front door listens: the first engine may start."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepDone:
+    """No process of an engine of ours is left; `evidence` is what the ended incarnation left to read."""
+
+    evidence: ExitEvidence = field(default_factory=ExitEvidence)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepFailed:
+    """Processes survived KILL, or may not be removed: `sentence` names them with their pids.
+
+    `refused` tells the second from the first: sweeping is configured off and a person has to remove them.
+    """
+
+    sentence: str
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """The engine's main process exists."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnFailed:
+    """The engine's command could not be started at all; `sentence` says why and what to do."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgressed:
+    """The load made visible progress: a new line, CPU seconds or bytes read."""
+
+
+@dataclass(frozen=True, slots=True)
+class BecameReady:
+    """The engine accepts, is healthy and has answered its first request; `note` says what could not be asked."""
+
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDied:
+    """An EngineCore or Worker of the running incarnation ended while the main process still lives."""
+
+    pid: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedDead:
+    """The engine said that it is dead, or answers like it, and its main process has not ended."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The main process ended: negative for a signal, else the exit code."""
+
+    raw: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Somebody wants us to stop: `by` names who, as far as the kernel tells; `signum` is the signal, if it was one."""
+
+    by: str
+    signum: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """Close admission without a stop."""
+
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested:
+    """Open admission again after `DrainRequested`."""
+
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRequested:
+    """A person wants a new engine: drain first, then restart; never counted against the budget."""
+
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Nothing is in flight at the front door any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """A deadline set by an order has passed."""
+
+    timer: Timer
+
+
+@dataclass(frozen=True, slots=True)
+class Documented:
+    """What had to be written down has been, or is reported as missing."""
+
+
+Fact = (
+    Began
+    | SweepDone
+    | SweepFailed
+    | Spawned
+    | SpawnFailed
+    | LoadProgressed
+    | BecameReady
+    | MemberDied
+    | ReportedDead
+    | Exited
+    | StopRequested
+    | DrainRequested
+    | ResumeRequested
+    | RestartRequested
+    | Drained
+    | TimerFired
+    | Documented
+)

@@ -1,0 +1,189 @@
+"""The ledger's lines: how a fact becomes bytes, how bytes become a record again, and what a torn end is.
+
+Rules:
+* One JSON object a line, ASCII, ending in one newline; no line holds another newline. A line is whole or it is nothing.
+* Every line begins with the same six fields: `t` (monotonic seconds), `at` (UTC, ISO 8601, milliseconds), `boot`
+  (kernel boot id), `run`, `inc` (incarnation of the engine, 0 before the first), `event`.
+* A line belongs to the account of its `run`. A later run that closes what a lost run left open writes into the lost
+  run's account and names itself in `by`; `t` and `boot` are then the writer's.
+* Nothing of a request but its id and its class is ever written: no prompt, header or address.
+* Request ids are `RUN-NUMBER`, so an account of millions needs one bit for each settled request.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from json.encoder import encode_basestring_ascii as quote
+from typing import Any
+
+from vllm_supervisor.core.journal import RequestOutcome
+from vllm_supervisor.core.words import Evidence, ExecutionState, RequestClass
+
+SEGMENT_PREFIX = "ledger-"
+SEGMENT_SUFFIX = ".jsonl"
+DIRECTORY = "ledger"
+
+Record = dict[str, Any]
+"""One parsed line; the six common fields are there and have their types, the others are as written."""
+
+_COMMON: dict[str, type | tuple[type, ...]] = {
+    "t": (int, float),
+    "at": str,
+    "boot": str,
+    "run": str,
+    "inc": int,
+    "event": str,
+}
+
+
+def segment_name(number: int) -> str:
+    """Name the file of segment `number` (from 1); names sort in the order they were written."""
+    return f"{SEGMENT_PREFIX}{number:08d}{SEGMENT_SUFFIX}"
+
+
+def segment_number(name: str) -> int | None:
+    """Read the number back from a file name, or None if the file is not a segment."""
+    digits = name.removeprefix(SEGMENT_PREFIX).removesuffix(SEGMENT_SUFFIX)
+    return int(digits) if digits.isdecimal() and name == segment_name(int(digits)) else None
+
+
+class RequestIds:
+    """Gives the ledger ids of one run: `RUN-1`, `RUN-2`, and so on."""
+
+    def __init__(self, run: str) -> None:
+        """`run` is the id of this run; it has no hyphen."""
+        self._run = run
+        self._last = 0
+
+    def __call__(self) -> str:
+        """Return the next id."""
+        self._last += 1
+        return f"{self._run}-{self._last}"
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Where the stamps come from: both return seconds, `wall` since the epoch and `monotonic` as in CLOCK_MONOTONIC."""
+
+    monotonic: Callable[[], float]
+    wall: Callable[[], float]
+
+
+class Lines:
+    """Builds the lines of one writer. Not thread-safe: each thread has its own."""
+
+    def __init__(self, clock: Clock, *, boot: str, run: str) -> None:
+        """`boot` is the kernel's boot id, `run` the id of the writing run."""
+        self._clock = clock
+        self._boot = quote(boot)
+        self._run = quote(run)
+        self._mine = f',"boot":{self._boot},"run":{self._run},"inc":'
+        self._second = -1
+        self._prefix = ""
+
+    def _stamp(self) -> str:
+        wall = self._clock.wall()
+        second = int(wall)
+        if second != self._second:
+            self._second = second
+            self._prefix = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        return f'{{"t":{self._clock.monotonic():.6f},"at":"{self._prefix}.{int((wall - second) * 1000):03d}Z"'
+
+    def accepted(self, inc: int, request_id: str, request_class: RequestClass) -> bytes:
+        """Build the line that a request was let in."""
+        return (
+            f'{self._stamp()}{self._mine}{inc},"event":"accepted","id":{quote(request_id)}'
+            f',"class":"{request_class}"}}\n'
+        ).encode()
+
+    def outcome(self, inc: int, outcome: RequestOutcome) -> bytes:
+        """Build the line that a request ended for its client."""
+        first = "null" if outcome.first_byte_s is None else f"{outcome.first_byte_s:.6f}"
+        status = "null" if outcome.status is None else outcome.status
+        return (
+            f'{self._stamp()}{self._mine}{inc},"event":"outcome","id":{quote(outcome.id)}'
+            f',"outcome":"{outcome.outcome}","why":{quote(outcome.why)},"status":{status}'
+            f',"stream":{"true" if outcome.stream else "false"},"ended_by":"{outcome.ended_by}"'
+            f',"bytes":{outcome.bytes},"first_byte_s":{first},"duration_s":{outcome.duration_s:.6f}'
+            f',"marker":{quote(outcome.marker)}}}\n'
+        ).encode()
+
+    def execution(self, inc: int, request_id: str, state: ExecutionState, evidence: Evidence) -> bytes:
+        """Build the line that says what is now known of the engine's work for a request."""
+        return (
+            f'{self._stamp()}{self._mine}{inc},"event":"execution","id":{quote(request_id)}'
+            f',"state":"{state}","evidence":"{evidence}"}}\n'
+        ).encode()
+
+    def event(self, inc: int, event: str, fields: Mapping[str, object], *, run: str | None = None) -> bytes:
+        """Build any other line; `fields` are JSON values. With `run` it goes into that run's account, signed by ours."""
+        if run is None:
+            return (self._stamp() + self._mine + str(inc) + _tail(event, fields)).encode()
+        foreign = f',"boot":{self._boot},"run":{quote(run)},"inc":{inc}'
+        return (self._stamp() + foreign + _tail(event, fields)[:-2] + f',"by":{self._run}}}\n').encode()
+
+
+def _tail(event: str, fields: Mapping[str, object]) -> str:
+    if clash := fields.keys() & _COMMON.keys():
+        raise ValueError(f"a ledger line cannot hold {sorted(clash)} twice")
+    return (
+        f',"event":{quote(event)}'
+        + "".join(f",{quote(key)}:{json.dumps(value, separators=(',', ':'))}" for key, value in fields.items())
+        + "}\n"
+    )
+
+
+def parse(line: bytes) -> Record | None:
+    """Read one line, with or without its newline; None if it is not a whole ledger line."""
+    try:
+        record = json.loads(line)
+    except ValueError:  # UnicodeDecodeError is one too
+        return None
+    if not isinstance(record, dict):
+        return None
+    for field, kind in _COMMON.items():
+        if not isinstance(record.get(field), kind):
+            return None
+    return record
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """What to do to the end of a file before the first append: keep that many bytes, then maybe end the line."""
+
+    keep: int
+    newline: bool
+
+
+def mend(size: int, rest: bytes) -> Mend:
+    """Decide about a file of `size` bytes whose bytes after the last newline are `rest`.
+
+    A whole record that only lacks its newline gets it. Anything else was cut by a crash, or is what a file system
+    leaves after power loss (zero bytes): nobody was ever told that it was written, so it goes.
+    """
+    if not rest:
+        return Mend(size, newline=False)
+    if parse(rest) is not None:
+        return Mend(size, newline=True)
+    return Mend(size - len(rest), newline=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerHealth:
+    """How the writing goes. `failed` is the state of the moment; `missing` says that evidence is gone for good."""
+
+    failed: bool
+    since: float | None  # monotonic seconds, while failed
+    error: str  # the last error, "" if there never was one
+    lost: int  # lines that are not in the file and never will be
+    late: int  # acceptances whose request went on before the line was written
+    at_risk: int  # lines whose fsync failed: they may not survive power loss
+    written: int  # lines
+    queued: int  # bytes that wait to be written
+    segment: int  # number of the file being written
+
+    @property
+    def missing(self) -> bool:
+        """Whether evidence is missing, which shows in our exit status."""
+        return bool(self.lost or self.late or self.at_risk)

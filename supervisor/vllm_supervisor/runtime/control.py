@@ -1,0 +1,130 @@
+"""The control socket's paths: reads answer from memory, actions become facts. No path here decides anything.
+
+The protocol stands in `adapters/control_client`, which is its other end.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import trio
+
+from vllm_supervisor.adapters.control_server import Answer, Call, refusal
+from vllm_supervisor.core import facts
+from vllm_supervisor.core.admission import Gate
+from vllm_supervisor.core.events import Events
+from vllm_supervisor.core.facts import Fact
+from vllm_supervisor.core.lifecycle import State
+
+MAX_EVENTS = 1000
+LOOK_EVERY = 0.1  # seconds between looks for new events of a follower, and for a drain that ended
+
+
+class Control:
+    """Answers the calls; one for the supervisor's life."""
+
+    def __init__(
+        self,
+        *,
+        status: Callable[[], Mapping[str, Any]],
+        state: Callable[[], State],
+        gate: Gate,
+        events: Events,
+        tell: Callable[[Fact], None],
+        record: Callable[[str, str], None],
+        drain_budget: float,
+    ) -> None:
+        """`tell` takes facts; `record` notes an event (word, sentence); `drain_budget` in seconds."""
+        self._status = status
+        self._state = state
+        self._gate = gate
+        self._events = events
+        self._tell = tell
+        self._record = record
+        self._drain_budget = drain_budget
+        self._calls: dict[tuple[str, str], Callable[[Call], Awaitable[Answer]]] = {
+            ("GET", "/status"): self._get_status,
+            ("GET", "/events"): self._get_events,
+            ("POST", "/drain"): self._drain,
+            ("POST", "/resume"): self._resume,
+            ("POST", "/restart"): self._restart,
+            ("POST", "/stop"): self._stop,
+            ("POST", "/report"): self._report,
+        }
+
+    async def __call__(self, call: Call) -> Answer:
+        """Answer one call."""
+        handler = self._calls.get((call.method, call.path))
+        if handler is not None:
+            return await handler(call)
+        if any(path == call.path for _, path in self._calls):
+            return refusal(405, f"{call.path} does not take {call.method}")
+        return refusal(404, f"{call.path} is no path of the control socket")
+
+    # -- reads -------------------------------------------------------------------------------------------------------
+
+    async def _get_status(self, _call: Call) -> Answer:
+        return Answer(200, self._status())
+
+    async def _get_events(self, call: Call) -> Answer:
+        text = call.query.get("n", "20")
+        if not text.isdecimal():
+            return refusal(400, f"n={text}: expected a whole number")
+        newest = self._events.after(0, min(int(text), MAX_EVENTS))
+        if call.query.get("follow") == "1":
+            return Answer(200, stream=self._follow(newest))
+        return Answer(200, {"events": newest})
+
+    async def _follow(self, newest: list[Mapping[str, Any]]) -> AsyncIterator[Any]:
+        last = self._events.last
+        for event in newest:
+            yield event
+        while True:
+            for event in self._events.after(last):
+                last = event["n"]
+                yield event
+            await trio.sleep(LOOK_EVERY)
+
+    # -- actions -----------------------------------------------------------------------------------------------------
+
+    async def _drain(self, call: Call) -> Answer:
+        timeout = call.body.get("timeout_s")
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0):
+            return refusal(400, f"timeout_s={timeout}: expected seconds, 0 or more")
+        self._tell(facts.DrainRequested(str(call.peer)))
+        if call.body.get("wait"):
+            with trio.move_on_after(self._drain_budget if timeout is None else timeout):
+                await self._empty()
+        else:
+            await trio.lowlevel.checkpoint()
+        return Answer(200, {"drained": self._gate.in_flight == 0, "in_flight": self._gate.in_flight})
+
+    async def _empty(self) -> None:
+        await trio.sleep(0)  # the fact is taken first: admission is closed when we begin to count
+        while self._gate.in_flight:
+            await trio.sleep(LOOK_EVERY)
+
+    async def _resume(self, call: Call) -> Answer:
+        self._tell(facts.ResumeRequested(str(call.peer)))
+        await trio.sleep(LOOK_EVERY)
+        reason = self._gate.reason
+        return Answer(200, {"admission": "open" if reason is None else reason.value})
+
+    async def _restart(self, call: Call) -> Answer:
+        reason = call.body.get("reason")
+        if not isinstance(reason, str) or not reason.strip():
+            return refusal(400, "a restart needs a reason")
+        incarnation = self._state().incarnation
+        self._tell(facts.RestartRequested(str(call.peer), reason.strip()[:500]))
+        return Answer(202, {"incarnation": incarnation})
+
+    async def _stop(self, call: Call) -> Answer:
+        self._tell(facts.StopRequested(str(call.peer)))
+        return Answer(202, {"phase": self._state().phase.value})
+
+    async def _report(self, call: Call) -> Answer:
+        source, reason = call.body.get("source"), call.body.get("reason")
+        if not (isinstance(source, str) and source.strip() and isinstance(reason, str) and reason.strip()):
+            return refusal(400, "a report needs a source and a reason")
+        self._record("report", f"{source.strip()[:100]} ({str(call.peer)}) reports: {reason.strip()[:500]}")
+        return Answer(202, {"recorded": True})
+

@@ -1,0 +1,181 @@
+"""Carries out what the lifecycle wants done to the engine: spawn, TERM, KILL, and the sweep that proves nothing is left.
+
+Rules:
+* A sweep ends with the proof: every process of the incarnation (and of an earlier run that died) is gone, its output has
+  been read to the end, what it left is cleared. Only then is `SweepDone` told.
+* Each incarnation gets a socket and a directory of its own: a leftover that still answers on the old path can never be
+  taken for the new engine.
+"""
+
+import shutil
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from vllm_supervisor.adapters import child as children
+from vllm_supervisor.adapters.child import SpawnError
+from vllm_supervisor.adapters.processes import Leftovers, Member, Tree
+from vllm_supervisor.adapters.pump import Pump
+from vllm_supervisor.core import engine_env, facts
+from vllm_supervisor.core.address import Address, TcpAddress, UnixAddress
+from vllm_supervisor.core.custody import Marker
+from vllm_supervisor.core.engine_command import Transport
+from vllm_supervisor.core.engine_log import EngineLog
+from vllm_supervisor.core.exit_status import ExitEvidence
+from vllm_supervisor.core.facts import Fact
+from vllm_supervisor.core.plan import Plan
+from vllm_supervisor.core.probe import PROBE_ID_PREFIX
+from vllm_supervisor.runtime.incarnation import Incarnation, Readiness
+
+KEEP_ALIVE = 75  # seconds the engine keeps an idle connection of ours: longer than our pool does
+PROVE_WITHIN = 10.0  # seconds for KILLed processes to go
+
+
+class EngineRoom:
+    """At most one incarnation at a time. Every method but the tasks it starts returns at once."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        nursery: trio.Nursery,
+        instance: str,
+        run: str,
+        subreaper: bool,
+        tell: Callable[[Fact], None],
+        forward: Callable[[Sequence[bytes]], None],
+        log: Any,
+    ) -> None:
+        """`instance` and `run` mark the engine's processes; `forward` takes the engine's lines."""
+        self._plan = plan
+        self._nursery = nursery
+        self._instance = instance
+        self._run = run
+        self._subreaper = subreaper
+        self._tell = tell
+        self._forward = forward
+        self._log = log
+        self._sweeping = False
+        self.current: Incarnation | None = None
+
+    # -- orders ------------------------------------------------------------------------------------------------------
+
+    def spawn(self, number: int) -> None:
+        """Start incarnation `number` and everything that watches it."""
+        try:
+            home = self._home(number)
+            address = self._address(number)
+        except OSError as fault:
+            self._tell(facts.SpawnFailed(f"{self._plan.run_dir} cannot hold the engine's sockets: {fault.strerror}"))
+            return
+        marker = Marker(self._instance, self._run, number)
+        env = engine_env.build(
+            self._plan.environ,
+            self._plan.config.engine.env,
+            run=self._run,
+            incarnation=number,
+            keep_alive=KEEP_ALIVE,
+            rpc_directory=str(home),
+            path_first=self._plan.path_first,
+        )
+        try:
+            child = children.spawn(self._plan.command.argv(address), env | marker.variables())
+        except SpawnError as fault:
+            self._tell(facts.SpawnFailed(f"{fault.sentence}; check engine.command"))
+            return
+        tree = Tree(child.id, marker, spawned=children.owned, subreaper=self._subreaper)
+        log = EngineLog()
+        pump = Pump(child.stdout, child.stderr, forward=self._forward, on_line=lambda line: self._line(log, line))
+        self.current = Incarnation(number, home, child, tree, address, pump, log, self._tell)
+        self._tell(facts.Spawned(child.pid))
+        self._nursery.start_soon(self.current.run, self._readiness(number))
+
+    def terminate(self) -> None:
+        """TERM to the main process, once."""
+        if self.current is not None:
+            self.current.child.terminate()
+
+    def kill_tree(self) -> None:
+        """KILL to everything; the sweep that follows the main process's end proves it."""
+        if self.current is not None:
+            self.current.kill()
+
+    def sweep(self) -> None:
+        """Prove that nothing is left, and tell."""
+        self._nursery.start_soon(self._sweep)
+
+    # -- the sweep ---------------------------------------------------------------------------------------------------
+
+    async def _sweep(self) -> None:
+        ended = self.current
+        killed: list[Member] = []
+        left: list[Member] = []
+        if ended is not None:
+            killed, left = await ended.tree.sweep(PROVE_WITHIN)
+        if not left:
+            left = await self._sweep_earlier()
+            if left and not self._plan.config.engine.sweep:
+                self._tell(facts.SweepFailed(f"an earlier run left {_named(left)}; end them, or set engine.sweep", refused=True))
+                return
+        if left:
+            self._tell(facts.SweepFailed(f"KILL did not remove {_named(left)}; a person has to (a reboot may be needed)"))
+            return
+        if ended is None:
+            self._tell(facts.SweepDone())
+            return
+        await ended.read_out()
+        if killed:
+            self._log.warning("swept", sentence=f"removed what the engine left: {_named(killed)}")
+        self._clear(ended)
+        self.current = None
+        self._tell(facts.SweepDone(ExitEvidence(first_error=ended.log.first_error)))
+
+    async def _sweep_earlier(self) -> list[Member]:
+        """End what a run that died left behind; with `engine.sweep` off only look."""
+        earlier = Leftovers(self._instance, self._run)
+        if not self._plan.config.engine.sweep:
+            return earlier.look()
+        killed, left = await earlier.sweep(PROVE_WITHIN)
+        if killed:
+            self._log.warning("swept_earlier", sentence=f"removed what an earlier run left: {_named(killed)}")
+        return left
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    def _home(self, number: int) -> Path:
+        """Make the incarnation's private directory: vLLM's inner sockets go there and nobody else's."""
+        home = self._plan.run_dir / f"engine-{self._run}-{number}"
+        home.mkdir(mode=0o700)
+        return home
+
+    def _address(self, number: int) -> Address:
+        if self._plan.command.transport is Transport.UDS:
+            return UnixAddress(str(self._plan.run_dir / f"engine-{self._run}-{number}.sock"))
+        with socket.socket() as probe:  # the kernel's choice of a free port; the engine binds it a moment later
+            probe.bind(("127.0.0.1", 0))
+            return TcpAddress("127.0.0.1", probe.getsockname()[1])
+
+    def _readiness(self, number: int) -> Readiness:
+        return Readiness(
+            probe=self._plan.config.engine.ready_probe,
+            api_key=self._plan.api_key,
+            request_id=f"{PROBE_ID_PREFIX}{self._run}-{number}",
+        )
+
+    def _line(self, log: EngineLog, line: str) -> None:
+        if log.add(line):
+            self._tell(facts.LoadProgressed())
+
+    def _clear(self, ended: Incarnation) -> None:
+        """Remove what only this incarnation can have made."""
+        if isinstance(ended.address, UnixAddress):
+            Path(ended.address.path).unlink(missing_ok=True)
+        shutil.rmtree(ended.home, ignore_errors=True)
+
+
+def _named(members: Sequence[Member]) -> str:
+    return ", ".join(f"{member.name} (pid {member.id.pid})" for member in members)

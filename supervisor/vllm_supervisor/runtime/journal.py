@@ -1,0 +1,305 @@
+"""Both ledgers as the rest of the program sees them: facts in, lines out, counters at hand.
+
+Rules:
+* Called from the loop's thread only. Nothing here blocks; only `accepted` waits, for its own line.
+* Exactly one outcome for each accepted id; a second one, or one for an id never accepted, raises KeyError: the caller's
+  fault, not the ledger's. What is in flight when the run's account is closed has the outcome `open`.
+* The front door calls `execution` before `outcome`. If it says nothing of the execution, it follows from the outcome:
+  a completed answer is a completed execution, a request no byte of which was sent has not started, and anything else
+  still runs until the engine's side says otherwise.
+* What the engine's side says arrives through `testimony`, `counts` and `engine_gone`, whoever observes it.
+* Refusals are gathered by class, reason and second; `tick` writes those of the seconds that are over.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from vllm_supervisor.core.accounts import FINAL
+from vllm_supervisor.core.admission import OpenRequest
+from vllm_supervisor.core.audit import Entry, balance_fields
+from vllm_supervisor.core.execution import Change, ExecutionRegister
+from vllm_supervisor.core.journal import RequestOutcome
+from vllm_supervisor.core.ledger import Clock, LedgerHealth, Lines
+from vllm_supervisor.core.proc import ProcessId
+from vllm_supervisor.core.samples import RequestEvent
+from vllm_supervisor.core.words import EndedBy, Evidence, ExecutionState, Outcome, Phase, RequestClass
+from vllm_supervisor.runtime.ledger_writer import LedgerWriter
+
+MAX_REASONS = 256  # kinds of refusal gathered within a second
+
+
+@dataclass(slots=True)
+class RequestCounts:
+    """The request register of this run, as status shows it. `open` outcomes are written only when a run ends."""
+
+    accepted: int = 0
+    rejected: int = 0
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    by_class: Counter[tuple[RequestClass, Outcome]] = field(default_factory=Counter)
+    why: Counter[str] = field(default_factory=Counter)  # a small fixed set of words
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """What the life line says of a run. `start` is when our process started, in clock ticks since boot."""
+
+    run: str
+    boot: str
+    release: str
+    version: str
+    name: str
+    pid: int
+    start: int
+
+    def fields(self) -> dict[str, object]:
+        """Build the fields of a life or segment line."""
+        return {
+            "release": self.release, "version": self.version, "name": self.name, "pid": self.pid, "start": self.start,
+        }  # fmt: skip
+
+
+class LineFactory:
+    """The two lines the writer's thread builds by itself, with the stamps of `identity`."""
+
+    def __init__(self, identity: RunIdentity, clock: Clock) -> None:
+        """Keep what the lines say; `clock` gives their stamps."""
+        self._identity = identity
+        self._lines = Lines(clock, boot=identity.boot, run=identity.run)
+
+    def header(self, segment: int, oldest_needed: int) -> bytes:
+        """Build the first line of a further segment: whose run it continues, and where the oldest open id stands."""
+        return self._lines.event(
+            0, "segment", self._identity.fields() | {"segment": segment, "oldest_needed": oldest_needed}
+        )
+
+    def gap(self, lost: int) -> bytes:
+        """Build the line that says that `lost` lines could not be written before it."""
+        return self._lines.event(0, "gap", {"lost": lost})
+
+
+class LedgerJournal:
+    """Implements core.journal.Journal and takes everything else that goes into the ledgers."""
+
+    def __init__(self, identity: RunIdentity, clock: Clock, writer: LedgerWriter) -> None:
+        """`writer` is started and closed by the caller."""
+        self.identity = identity
+        self.requests = RequestCounts()
+        self.inc = 0
+        self._clock = clock
+        self._writer = writer
+        self._lines = Lines(clock, boot=identity.boot, run=identity.run)
+        self._register = ExecutionRegister()
+        self._open: dict[str, OpenRequest] = {}
+        self._incs: dict[str, int] = {}  # incarnation of each id that has no final execution or no outcome yet
+        self._final: set[str] = set()  # ids whose execution is final while their outcome is still to come
+        self._rejected: Counter[tuple[RequestClass, str]] = Counter()
+        self._rejected_second = 0
+        self._last_reading: float | None = None
+        self._ended = False
+
+    # -- what the front door says (core.journal.Journal) -------------------------------------------------------
+
+    async def accepted(self, request: OpenRequest) -> None:
+        """Write the acceptance; returns once it is in the file."""
+        self.requests.accepted += 1
+        self._open[request.id] = request
+        self._incs[request.id] = self.inc
+        self._register.begin(request.id, self.inc)
+        await self._writer.append_and_wait(
+            self._lines.accepted(self.inc, request.id, request.request_class), request.id
+        )
+
+    def outcome(self, outcome: RequestOutcome) -> None:
+        """Write the one outcome of a request. Raises KeyError if it has one already or was never accepted."""
+        if self._ended:
+            return
+        request = self._open.pop(outcome.id)
+        self.requests.outcomes[outcome.outcome] += 1
+        self.requests.by_class[outcome.request_class, outcome.outcome] += 1
+        self.requests.why[outcome.why] += 1
+        inc = self._incs[outcome.id]
+        self._bind(request)
+        changes: list[Change] = []
+        if self._register.state(outcome.id) is None and outcome.id not in self._final:
+            if outcome.outcome is Outcome.COMPLETED:
+                changes += self._register.told(outcome.id, ExecutionState.COMPLETED, Evidence.ANSWER)
+            elif request.sent_at is None:
+                changes += self._register.told(outcome.id, ExecutionState.NOT_STARTED, Evidence.NONE)
+        changes += self._register.ended(outcome.id, self._clock.monotonic())
+        line = self._lines.outcome(inc, outcome)
+        if outcome.id in self._final:
+            self._final.discard(outcome.id)
+            del self._incs[outcome.id]
+            self._writer.append(line, settles=outcome.id)
+        else:
+            self._writer.append(line)
+        self._write(changes)
+
+    def execution(self, request_id: str, state: ExecutionState, evidence: Evidence) -> None:
+        """Write what is known of the engine's work for a request; what better evidence contradicts is dropped."""
+        self._write(self._register.told(request_id, state, evidence))
+
+    def rejected(self, request_class: RequestClass, reason: str) -> None:
+        """Count a refusal."""
+        self.requests.rejected += 1
+        second = int(self._clock.monotonic())
+        if second != self._rejected_second or len(self._rejected) >= MAX_REASONS:
+            self._write_rejected()
+            self._rejected_second = second
+        self._rejected[request_class, reason] += 1
+
+    # -- what the engine's side says ---------------------------------------------------------------------------
+
+    def testimony(self, events: Iterable[RequestEvent]) -> None:
+        """Take what the engine's scheduler reported of its requests, in order."""
+        for request in self._open.values():
+            self._bind(request)
+        self._write(self._register.testimony(events))
+
+    def testimony_lost(self) -> None:
+        """Say that events of the scheduler may have been missed."""
+        self._register.testimony_lost()
+
+    def counts(self, reported: int, began: float) -> None:
+        """Take a reading: the engine reports `reported` requests running or waiting; it `began` then (monotonic)."""
+        known_since, self._last_reading = self._last_reading, began
+        vouched = 0
+        if known_since is not None:
+            vouched = sum(
+                1 for r in self._open.values() if r.first_byte_at is not None and r.first_byte_at < known_since
+            )
+        self._write(self._register.counts(reported, vouched, began))
+
+    def engine_gone(self) -> None:
+        """Say that every process of the incarnation of the moment is proven gone."""
+        for request in self._open.values():
+            self._bind(request)
+        self._write(self._register.engine_gone(self.inc))
+
+    # -- the supervisor's own life -----------------------------------------------------------------------------
+
+    def life(self) -> None:
+        """Write the first line of the run."""
+        self._event("life", self.identity.fields())
+
+    def phase(self, phase: Phase, why: str = "") -> None:
+        """Write a change of phase."""
+        self._event("phase", {"phase": phase, "why": why})
+
+    def spawned(self, inc: int, main: ProcessId) -> None:
+        """Write that incarnation `inc` was started with the main process `main`."""
+        self.inc = inc
+        self._event("engine", {"what": "spawned", "pid": main.pid, "processes": _processes([main])})
+
+    def engine_processes(self, processes: Iterable[ProcessId]) -> None:
+        """Write which processes the engine has, so that a later run can prove them gone."""
+        self._event("engine", {"what": "processes", "processes": _processes(processes)})
+
+    def engine(self, what: str, fields: Mapping[str, object]) -> None:
+        """Write what else happens to the engine: `ready`, `exited` with pid, raw status and cause."""
+        self._event("engine", {"what": what, **fields})
+
+    def append_recovered(self, entries: Iterable[Entry]) -> None:
+        """Write what closes the accounts of lost runs."""
+        for entry in entries:
+            self._writer.append(self._lines.event(entry.inc, entry.event, entry.fields, run=entry.run))
+
+    def tick(self) -> None:
+        """Write the refusals of the seconds that are over; call it about once a second."""
+        if self._rejected and int(self._clock.monotonic()) != self._rejected_second:
+            self._write_rejected()
+
+    async def end(self, limit_s: float, *, clean: bool) -> bool:
+        """Close the run's account: what is unsettled becomes `unknown`, then the balance. Waits for the file.
+
+        Returns whether the balance holds and everything is written. What happens later is not observed any more.
+        """
+        for request in list(self._open.values()):
+            self.outcome(_still_open(request, self._clock.monotonic()))
+        self._ended = True
+        self._write_rejected()
+        self._write(self._register.finish())
+        health = self._writer.health()
+        fields = self.balance(lost=health.lost)
+        self._event("balance", fields | {"clean": clean})
+        flushed = await self._writer.flush(limit_s)
+        return bool(fields["holds"]) and flushed and not self._writer.health().missing
+
+    # -- what others read --------------------------------------------------------------------------------------
+
+    def balance(self, lost: int = 0) -> dict[str, object]:
+        """Build both registers of this run, side by side, as a balance line shows them."""
+        counts = {"accepted": self.requests.accepted} | {o.value: n for o, n in self.requests.outcomes.items()}
+        states = {state.value: n for state, n in self._register.states.items()}
+        return balance_fields(counts, states, rejected=self.requests.rejected, lost=lost)
+
+    @property
+    def executions(self) -> dict[str, int]:
+        """The execution register by state; requests in flight count as `running`."""
+        states = {state.value: self._register.states[state] for state in ExecutionState}
+        states[ExecutionState.RUNNING] += self.requests.accepted - sum(self._register.states.values())
+        return states
+
+    @property
+    def background(self) -> int:
+        """How many answered requests still run in the engine; a drain waits for them."""
+        return self._register.background
+
+    @property
+    def unsettled(self) -> list[Change]:
+        """Every request whose exchange has ended and whose execution is not final."""
+        return self._register.unsettled()
+
+    @property
+    def health(self) -> LedgerHealth:
+        """How the writing goes."""
+        return self._writer.health()
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _bind(self, request: OpenRequest) -> None:
+        if request.sent_at is not None and request.engine_id:
+            self._write(self._register.sent(request.id, request.engine_id, self.inc))
+
+    def _write(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            inc = self._incs.get(change.id, self.inc)
+            settles = ""
+            if change.state in FINAL or change.state is ExecutionState.UNKNOWN:
+                if change.id in self._open:
+                    self._final.add(change.id)
+                else:
+                    settles = change.id
+                    self._incs.pop(change.id, None)
+            self._writer.append(self._lines.execution(inc, change.id, change.state, change.evidence), settles=settles)
+
+    def _write_rejected(self) -> None:
+        for (request_class, reason), n in self._rejected.items():
+            self._event("rejected", {"class": request_class, "reason": reason, "n": n})
+        self._rejected.clear()
+
+    def _event(self, event: str, fields: Mapping[str, object]) -> None:
+        self._writer.append(self._lines.event(self.inc, event, fields))
+
+
+def _processes(processes: Iterable[ProcessId]) -> list[dict[str, int]]:
+    return [{"pid": one.pid, "start": one.start_ticks} for one in processes]
+
+
+def _still_open(request: OpenRequest, now: float) -> RequestOutcome:
+    """Build the outcome of a request that is in flight when nobody will watch it any longer."""
+    first = None if request.first_byte_at is None else request.first_byte_at - request.admitted_at
+    return RequestOutcome(
+        id=request.id,
+        request_class=request.request_class,
+        outcome=Outcome.OPEN,
+        why="observation_ended",
+        status=None,
+        stream=bool(request.stream),
+        ended_by=EndedBy.SUPERVISOR,
+        bytes=0,
+        first_byte_s=first,
+        duration_s=now - request.admitted_at,
+        marker="",
+    )

@@ -1,0 +1,347 @@
+"""The life of the engine, told as facts on a virtual clock."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from vllm_supervisor.core import facts, orders
+from vllm_supervisor.core.cells import LEADS_TO, TABLE
+from vllm_supervisor.core.exit_status import ExitEvidence
+from vllm_supervisor.core.facts import Timer
+from vllm_supervisor.core.lifecycle import ImpossibleFact, Moment, Node, Policy, State, Why, engine_state, step
+from vllm_supervisor.core.restart import RestartPolicy
+from vllm_supervisor.core.words import ClosedReason, Cut, EngineState, Phase
+
+POLICY = Policy(
+    restart=RestartPolicy(),
+    start_timeout=1800.0,
+    stop_grace=30.0,
+    drain_budget=60.0,
+    on_terminal=False,
+    has_notify=False,
+    is_pid1=False,
+)
+
+# Pairs that cannot happen; every other pair has a cell.
+IMPOSSIBLE: dict[type, set[Node]] = {
+    facts.Began: set(Node) - {Node.BOOTING},
+    facts.SweepDone: set(Node) - {Node.SWEEPING},
+    facts.SweepFailed: set(Node) - {Node.SWEEPING},
+    facts.Spawned: set(Node) - {Node.STARTING, Node.TERMINATING, Node.KILLING},
+    facts.SpawnFailed: set(Node) - {Node.STARTING, Node.TERMINATING, Node.KILLING},
+    facts.Documented: set(Node) - {Node.GONE},
+    facts.Exited: {Node.BOOTING},
+    facts.MemberDied: {Node.BOOTING},
+    facts.ReportedDead: {Node.BOOTING},
+    facts.TimerFired: {Node.BOOTING, Node.SWEEPING, Node.READY, Node.GONE},
+}
+
+FACTS = {
+    facts.Began: facts.Began(),
+    facts.SweepDone: facts.SweepDone(),
+    facts.SweepFailed: facts.SweepFailed("pid 7 stays"),
+    facts.Spawned: facts.Spawned(100),
+    facts.SpawnFailed: facts.SpawnFailed("no such file"),
+    facts.LoadProgressed: facts.LoadProgressed(),
+    facts.BecameReady: facts.BecameReady(),
+    facts.MemberDied: facts.MemberDied(101, "VLLM::EngineCore"),
+    facts.ReportedDead: facts.ReportedDead("it says it is dead"),
+    facts.Exited: facts.Exited(0),
+    facts.StopRequested: facts.StopRequested("pid 1"),
+    facts.DrainRequested: facts.DrainRequested("pid 1"),
+    facts.ResumeRequested: facts.ResumeRequested("pid 1"),
+    facts.RestartRequested: facts.RestartRequested("pid 1", "a new model"),
+    facts.Drained: facts.Drained(),
+    facts.TimerFired: facts.TimerFired(Timer.GRACE),
+    facts.Documented: facts.Documented(),
+}
+
+
+@dataclass
+class Life:
+    """Feeds facts, keeps state, timers and every order given."""
+
+    policy: Policy = POLICY
+    state: State = field(default_factory=State)
+    now: float = 1000.0
+    given: list[orders.Order] = field(default_factory=list)
+    timers: dict[Timer, float] = field(default_factory=dict)
+
+    def tell(self, *told: facts.Fact) -> list[orders.Order]:
+        """Take facts; return what the last one ordered."""
+        given: list[orders.Order] = []
+        for fact in told:
+            self.state, given = step(self.state, fact, Moment(self.now, 0.0), self.policy, TABLE)
+            for order in given:
+                if isinstance(order, orders.SetTimer):
+                    self.timers[order.timer] = order.at
+                elif isinstance(order, orders.ClearTimer):
+                    self.timers.pop(order.timer, None)
+            self.given += given
+        return given
+
+    def fire(self) -> list[orders.Order]:
+        """Let the earliest deadline pass."""
+        timer = min(self.timers, key=self.timers.__getitem__)
+        self.now = max(self.now, self.timers.pop(timer))
+        return self.tell(facts.TimerFired(timer))
+
+    def ready(self) -> "Life":
+        """Bring an engine up."""
+        if self.state.node is Node.BOOTING:
+            self.tell(facts.Began(), facts.SweepDone())
+        self.tell(facts.Spawned(100 + self.state.incarnation), facts.BecameReady())
+        return self
+
+    def crash(self, raw: int = 1) -> None:
+        """End the incarnation and sweep."""
+        self.tell(facts.Exited(raw), facts.SweepDone())
+
+
+def kinds(given: list[orders.Order]) -> list[type]:
+    """The kinds of orders, without words and timers."""
+    return [type(o) for o in given if not isinstance(o, orders.Record | orders.SetTimer | orders.ClearTimer)]
+
+
+@pytest.mark.parametrize("node", Node)
+@pytest.mark.parametrize("fact", FACTS)
+def test_every_pair_is_decided(node: Node, fact: type) -> None:
+    """Each pair of node and fact has a cell, unless it stands in the list of what cannot happen."""
+    assert ((node, fact) in TABLE) != (node in IMPOSSIBLE.get(fact, set()))
+
+
+@pytest.mark.parametrize(("node", "fact"), TABLE)
+def test_cells_lead_where_they_say(node: Node, fact: type) -> None:
+    """A cell leads only to the nodes it declares, from which the diagram is drawn."""
+    state = State(node=node, incarnation=1, pid=100, spawned_at=900.0, ready_at=950.0)
+    after, _ = step(state, FACTS[fact], Moment(1000.0), POLICY, TABLE)
+    assert after.node in LEADS_TO[node, fact]
+
+
+def test_an_impossible_fact_raises_and_changes_nothing() -> None:
+    """A fact that cannot happen raises and leaves the state as it was."""
+    state = State()
+    with pytest.raises(ImpossibleFact, match="SweepDone cannot happen while booting"):
+        step(state, facts.SweepDone(), Moment(0.0), POLICY, TABLE)
+    assert state == State()
+
+
+def test_first_start_sweeps_before_it_spawns() -> None:
+    """The first engine starts only after nothing of an earlier run is left."""
+    life = Life()
+    assert kinds(life.tell(facts.Began())) == [orders.Sweep]
+    assert engine_state(life.state) is EngineState.STARTING
+    assert kinds(life.tell(facts.SweepDone()))[-1] is orders.Spawn
+    opened = life.tell(facts.Spawned(100), facts.BecameReady())
+    assert orders.OpenGate(ClosedReason.STARTING) in opened
+
+
+def test_an_exit_nobody_asked_for_cuts_sweeps_and_restarts() -> None:
+    """Exit 0 of an engine nobody stopped is a crash: clients are told at once, the next starts after the backoff."""
+    life = Life().ready()
+    given = life.tell(facts.Exited(0))
+    assert kinds(given) == [orders.CloseGate, orders.CutInFlight, orders.Sweep]
+    assert orders.CutInFlight(Cut.ENGINE_FAILED) in given
+    life.tell(facts.SweepDone())
+    assert life.state.node is Node.WAITING
+    assert life.state.restarts == {"exited": 1}
+    assert life.state.last_restart is not None
+    life.fire()
+    assert life.now == 1000.5  # the drawn half of the first backoff
+    assert (life.state.node, life.state.incarnation) == (Node.STARTING, 2)
+
+
+def test_a_died_core_is_killed_at_once_and_named() -> None:
+    """The engine is not left to notice that its core is gone; the cause says which part died first."""
+    life = Life().ready()
+    given = life.tell(facts.MemberDied(101, "VLLM::EngineCore"))
+    assert kinds(given) == [orders.CloseGate, orders.CutInFlight, orders.KillTree]
+    life.crash(-9)
+    assert life.state.restarts == {"part_died": 1}
+    assert life.state.last_restart is not None
+    assert "VLLM::EngineCore (pid 101) died" in life.state.last_restart.sentence
+
+
+def test_stop_drains_then_terminates_once() -> None:
+    """A stop refuses new work, lets accepted work finish, sends TERM once, and counts as clean whatever the status."""
+    life = Life().ready()
+    given = life.tell(facts.StopRequested("pid 1"))
+    assert orders.CloseGate(ClosedReason.STOPPING) in given
+    assert kinds(given)[-1] is orders.WatchDrain
+    assert life.state.phase is Phase.DRAINING
+    assert kinds(life.tell(facts.Drained())) == [orders.Terminate]
+    life.tell(facts.Exited(-15), facts.SweepDone())
+    assert (life.state.node, life.state.phase) == (Node.GONE, Phase.DOCUMENTING)
+    assert life.state.reading is not None
+    assert life.state.reading.clean
+    assert kinds(life.tell(facts.Documented())) == [orders.End]
+    assert life.state.phase is Phase.ENDED
+    assert sum(isinstance(o, orders.Terminate) for o in life.given) == 1
+
+
+def test_minus_fifteen_without_our_term_is_a_failure() -> None:
+    """The same number that is clean after our TERM is a crash without it."""
+    life = Life().ready()
+    life.crash(-15)
+    assert life.state.reading is not None
+    assert not life.state.reading.clean
+    assert life.state.restarts == {"killed": 1}
+
+
+def test_the_budget_ends_a_drain_with_a_cut_before_term() -> None:
+    """What did not finish in the budget is cut first, because an engine with an open connection may never exit."""
+    life = Life().ready()
+    life.tell(facts.StopRequested("pid 1"))
+    given = life.fire()
+    assert life.now == 1060.0
+    assert orders.CutInFlight(Cut.DRAIN_DEADLINE) in given
+    assert orders.Terminate not in kinds(given)
+    assert kinds(life.tell(facts.Drained())) == [orders.Terminate]
+
+
+def test_each_further_stop_goes_one_rung_down() -> None:
+    """The second request ends the drain and shortens the grace, the third kills."""
+    life = Life().ready()
+    life.tell(facts.StopRequested("pid 1"))
+    assert orders.CutInFlight(Cut.DRAIN_DEADLINE) in life.tell(facts.StopRequested("pid 1"))
+    life.tell(facts.Drained())
+    assert life.timers[Timer.GRACE] == life.now + 5.0
+    assert kinds(life.tell(facts.StopRequested("pid 1"))) == [orders.KillTree]
+
+
+def test_stop_during_the_load_is_short() -> None:
+    """vLLM ignores TERM while it loads and nothing was accepted: KILL follows after 5 s."""
+    life = Life()
+    life.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100))
+    assert kinds(life.tell(facts.StopRequested("pid 1"))) == [orders.CloseGate, orders.Terminate]
+    assert kinds(life.fire()) == [orders.KillTree]
+    assert life.now == 1005.0
+
+
+def test_a_load_without_progress_ends() -> None:
+    """The start deadline moves with each sign of progress, and ends the load when there is none."""
+    life = Life()
+    life.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100))
+    life.now = 2000.0
+    life.tell(facts.LoadProgressed())
+    life.fire()
+    assert life.now == 3800.0
+    assert life.state.why is Why.START_TIMEOUT
+    life.tell(facts.Exited(0), facts.SweepDone())
+    assert life.state.last_restart is not None
+    assert "no progress for 1800 s" in life.state.last_restart.sentence
+
+
+def test_a_deterministic_failure_is_tried_once_and_parks() -> None:
+    """A usage error is not tried twice; away from a terminal the supervisor parks with the reason."""
+    life = Life()
+    life.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100), facts.Exited(2))
+    block = "vllm: error: unrecognized arguments: --nonsense"
+    given = life.tell(facts.SweepDone(ExitEvidence(first_error=block)))
+    assert life.state.node is Node.PARKED
+    assert "--nonsense" in life.state.problem
+    assert any(isinstance(o, orders.CloseGate) and o.reason is ClosedReason.PARKED for o in given)
+    assert sum(isinstance(o, orders.Spawn) for o in life.given) == 1
+
+
+def test_a_deterministic_failure_on_a_terminal_ends_with_78() -> None:
+    """A typo ends the command."""
+    life = Life(policy=replace(POLICY, on_terminal=True))
+    life.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100), facts.Exited(2), facts.SweepDone())
+    assert (life.state.node, life.state.give_up_status) == (Node.GONE, 78)
+
+
+def test_ten_crashes_in_a_row_end_after_the_budget() -> None:
+    """Three restarts, then parked: a crash loop ends."""
+    life = Life().ready()
+    for _ in range(10):
+        life.crash()
+        if life.state.node is Node.PARKED:
+            break
+        life.fire()
+        life.ready()
+    assert life.state.incarnation == 4
+    assert life.state.node is Node.PARKED
+    assert "crash 4" in life.state.problem
+
+
+def test_long_load_and_short_life_end_too() -> None:
+    """Six minutes of load and one minute of life is a loop, although crashes are far apart."""
+    life = Life().ready()
+    while life.state.node is not Node.PARKED:
+        life.now += 60.0
+        life.crash()
+        if life.state.node is Node.WAITING:
+            life.fire()
+            life.now += 360.0
+            life.ready()
+    assert life.state.incarnation == 4
+    assert 1000.0 + 3 * 420.0 < life.now < 1000.0 + 4 * 420.0
+
+
+def test_a_person_leaves_parked_with_fresh_budgets() -> None:
+    """`restart` from parked sweeps again and starts with a clean tally."""
+    life = Life()
+    life.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100), facts.Exited(2), facts.SweepDone())
+    assert life.state.node is Node.PARKED
+    assert kinds(life.tell(facts.RestartRequested("pid 9", "mended")))[-1] is orders.Sweep
+    life.tell(facts.SweepDone())
+    assert life.state.node is Node.STARTING
+    assert life.state.tally.failed_starts == 0
+
+
+def test_a_commanded_restart_drains_first_and_is_not_counted() -> None:
+    """A person's restart waits for what is in flight and burdens no budget."""
+    life = Life().ready()
+    assert kinds(life.tell(facts.RestartRequested("pid 9", "new weights"))) == [orders.CloseGate, orders.WatchDrain]
+    life.tell(facts.Drained(), facts.Exited(0), facts.SweepDone())
+    assert life.state.node is Node.STARTING
+    assert life.state.tally.crashes == ()
+    assert life.state.restarts == {"commanded": 1}
+
+
+def test_what_kill_does_not_remove_blocks_the_next_engine() -> None:
+    """While a process survives KILL no second engine starts; when it goes after all, life goes on."""
+    life = Life().ready()
+    life.tell(facts.MemberDied(101, "VLLM::EngineCore"))
+    life.fire()
+    life.tell(facts.SweepFailed("VLLM::EngineCore (pid 101) stays"))
+    assert life.state.node is Node.UNKILLABLE
+    assert engine_state(life.state) is EngineState.UNKILLABLE
+    life.tell(facts.Exited(-9))
+    life.fire()
+    life.tell(facts.SweepDone())
+    assert life.state.node is Node.WAITING
+
+
+def test_stop_while_unkillable_leaves_and_says_so() -> None:
+    """The run ends although a process is left, and remembers it for the exit status."""
+    life = Life().ready()
+    life.tell(facts.MemberDied(101, "VLLM::EngineCore"), facts.Exited(-9), facts.SweepFailed("pid 101 stays"))
+    life.tell(facts.StopRequested("pid 1"))
+    assert life.state.node is Node.GONE
+    assert life.state.unkillable
+
+
+def test_a_refused_sweep_ends_with_78() -> None:
+    """With the sweep configured off a leftover is named and nothing is started."""
+    life = Life()
+    life.tell(facts.Began(), facts.SweepFailed("an earlier run left VLLM::EngineCore (pid 7)", refused=True))
+    assert (life.state.node, life.state.give_up_status) == (Node.GONE, 78)
+    assert not any(isinstance(o, orders.Spawn) for o in life.given)
+
+
+def test_a_core_that_dies_while_loading_gets_a_farewell() -> None:
+    """The main process has its time to print why; an engine that waits for ever is killed."""
+    life = Life()
+    life.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100), facts.MemberDied(101, "VLLM::EngineCore"))
+    assert life.state.node is Node.LOSING
+    assert kinds(life.fire()) == [orders.KillTree]
+
+
+def test_drain_and_resume_touch_admission_alone() -> None:
+    """`drain` closes and `resume` opens; engine and phase stay."""
+    life = Life().ready()
+    assert kinds(life.tell(facts.DrainRequested("pid 9"))) == [orders.CloseGate]
+    assert kinds(life.tell(facts.ResumeRequested("pid 9"))) == [orders.OpenGate]
+    assert (life.state.node, life.state.phase) == (Node.READY, Phase.RUNNING)

@@ -1,0 +1,31 @@
+"""What the tests at process speed share: a test account, and a supervisor with the stand-in engine."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from fakes.supervisor_process import Account, Client, StartMock, Supervisor, free_port
+
+
+@pytest.fixture
+def account() -> Iterator[Account]:
+    """Give an account of its own; whatever a test leaves in it is removed, processes first."""
+    with Account() as account:
+        yield account
+
+
+@pytest.fixture
+def start_mock(account: Account) -> Iterator[StartMock]:
+    """Give a call that starts `--engine mock serve tiny` on a free port: (options of serve, own options before it)."""
+    clients: list[Client] = []
+
+    def start(*options: str, before: tuple[str, ...] = (), terminal: bool = False) -> tuple[Supervisor, Client]:
+        port = free_port()
+        address = ("--host", "127.0.0.1", "--port", str(port))
+        supervisor = account.start(*before, "--engine", "mock", "serve", "tiny", *address, *options, terminal=terminal)
+        clients.append(Client(port))
+        return supervisor, clients[-1]
+
+    yield start
+    for client in clients:
+        client.close()

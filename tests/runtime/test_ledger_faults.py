@@ -1,0 +1,171 @@
+"""The ledger's writer on a file system that fails by name: no request waits for ever, every gap is counted."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from fakes.ledger_files import LIMIT_S, FailingOps, line, numbers, run_writer
+from vllm_supervisor.core.errors import SetupError
+from vllm_supervisor.core.ledger import segment_name
+from vllm_supervisor.runtime import ledger_writer
+from vllm_supervisor.runtime.ledger_writer import LedgerPolicy, LedgerWriter
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_a_short_failure_loses_nothing(tmp_path: Path, error: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that fails a few times is repeated, whole, and no evidence is missing."""
+    monkeypatch.setattr(ledger_writer, "RETRIES_S", (0.0, 0.0, 0.0))
+    ops = FailingOps()
+
+    async def body(writer: LedgerWriter) -> None:
+        await writer.append_and_wait(line(0), "")
+        ops.short_writes = True
+        ops.fail("write", error, times=3)
+        await writer.append_and_wait(line(1), "")
+        assert not writer.health().failed
+        assert not writer.health().missing
+        assert writer.health().error == os.strerror(error)
+
+    run_writer(tmp_path, body, ops=ops)
+    assert numbers(tmp_path) == [0, 1]
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_a_lasting_failure_is_counted_and_requests_go_on(
+    tmp_path: Path, error: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the disk fails, waits return, lines are counted as lost; after it the file says how many."""
+    monkeypatch.setattr(ledger_writer, "RETRIES_S", (0.0, 0.0, 0.0))
+    ops = FailingOps()
+
+    async def body(writer: LedgerWriter) -> None:
+        await writer.append_and_wait(line(0), "")
+        ops.fail("write", error, times=1_000_000)
+        await writer.append_and_wait(line(1), "")
+        await writer.append_and_wait(line(2), "")
+        assert (writer.health().failed, writer.health().lost) == (True, 2)
+        ops.errors.clear()
+        await writer.append_and_wait(line(3), "")
+        assert (writer.health().failed, writer.health().missing) == (False, True)
+
+    run_writer(tmp_path, body, ops=ops)
+    assert numbers(tmp_path) == [0, "gap", 3]
+
+
+def test_half_a_line_that_cannot_be_cut_is_mended_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a write that could neither be finished nor cut is cut when the file is opened again."""
+    monkeypatch.setattr(ledger_writer, "RETRIES_S", (0.0,))
+    ops = FailingOps()
+
+    async def body(writer: LedgerWriter) -> None:
+        await writer.append_and_wait(line(0), "")
+        ops.short_writes = True
+        ops.fail("write", errno.ENOSPC)
+        ops.fail("truncate", errno.EIO)
+        await writer.append_and_wait(line(1), "")
+
+    run_writer(tmp_path, body, ops=ops)
+    assert numbers(tmp_path) == [0, 1]
+
+
+def test_a_removed_directory_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory removed under a running writer comes back, and what was in it counts as lost."""
+    monkeypatch.setattr(ledger_writer, "RETRIES_S", (0.0, 0.0))
+    directory = tmp_path / "ledger"
+
+    async def body(writer: LedgerWriter) -> None:
+        for number in range(3):
+            await writer.append_and_wait(line(number), "")
+        for path in directory.iterdir():
+            path.unlink()
+        directory.rmdir()
+        await writer.append_and_wait(line(3), "")
+        assert writer.health().lost == 3
+
+    run_writer(directory, body)
+    assert numbers(directory) == ["segment", "gap", 3]
+
+
+def test_a_slow_fsync_stalls_nobody(tmp_path: Path) -> None:
+    """While an interval fsync hangs, acceptances are written and return."""
+    ops = FailingOps()
+
+    async def body(writer: LedgerWriter) -> None:
+        ops.hang = "fsync"
+        ops.gate.clear()
+        await writer.append_and_wait(line(0), "")
+        assert await trio.to_thread.run_sync(ops.hung.wait, LIMIT_S)
+        for number in range(1, 20):
+            await writer.append_and_wait(line(number), "")
+        assert not writer.health().failed
+        ops.gate.set()
+
+    run_writer(tmp_path, body, ops=ops, policy=LedgerPolicy(sync="interval", interval_s=0.001))
+    assert numbers(tmp_path) == list(range(20))
+
+
+def test_a_failed_fsync_is_evidence_at_risk(tmp_path: Path) -> None:
+    """Lines whose fsync failed count as missing evidence, although they were written."""
+    ops = FailingOps()
+
+    async def body(writer: LedgerWriter) -> None:
+        ops.fail("fsync", errno.EIO, times=1)
+        await writer.append_and_wait(line(0), "")
+        health = writer.health()
+        assert (health.at_risk, health.missing, health.failed) == (1, True, True)
+        await writer.append_and_wait(line(1), "")
+        assert not writer.health().failed
+
+    (tmp_path / segment_name(1)).write_bytes(line(-1))
+    run_writer(tmp_path, body, ops=ops, policy=LedgerPolicy(sync="always"))
+
+
+def test_a_hung_disk_lets_requests_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An acceptance waits for a hung disk only so long, later ones not anew; both are counted as late."""
+    monkeypatch.setattr(ledger_writer, "ACCEPT_LIMIT_S", 0.05)
+    ops = FailingOps()
+
+    async def body(writer: LedgerWriter) -> None:
+        ops.hang = "write"
+        ops.gate.clear()
+        await writer.append_and_wait(line(0), "")
+        await writer.append_and_wait(line(1), "")
+        assert (writer.health().failed, writer.health().late) == (True, 2)
+        ops.gate.set()
+
+    run_writer(tmp_path, body, ops=ops)
+    assert numbers(tmp_path) == [0, 1]
+
+
+def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines beyond the queue's bound are counted as lost instead of filling the memory."""
+    monkeypatch.setattr(ledger_writer, "QUEUE_LIMIT", 2000)
+    ops = FailingOps()
+
+    async def body(writer: LedgerWriter) -> None:
+        ops.hang = "write"
+        ops.gate.clear()
+        writer.append(line(0))
+        assert await trio.to_thread.run_sync(ops.hung.wait, LIMIT_S)
+        for number in range(1, 101):
+            writer.append(line(number))
+        health = writer.health()
+        assert 0 < health.lost < 100
+        assert health.queued <= 2200
+        ops.gate.set()
+
+    run_writer(tmp_path, body, ops=ops)
+
+
+def test_a_place_that_cannot_be_written_is_said_at_start(tmp_path: Path) -> None:
+    """A ledger that cannot be opened at the start is an error of the environment, with the mend."""
+    (tmp_path / "file").write_text("")
+
+    async def body(_writer: LedgerWriter) -> None:
+        pytest.fail("must not start")
+
+    with pytest.raises(SetupError, match="state_dir"):
+        run_writer(tmp_path / "file" / "ledger", body)
