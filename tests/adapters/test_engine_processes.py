@@ -33,7 +33,11 @@ def family() -> Iterator[list[subprocess.Popen[bytes]]]:
     children = [start(name) for name in ("vllm", "VLLM::EngineCore", "VLLM::Worker_TP0", "ptxas")]
     yield children
     for child in children:
-        child.communicate()
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.close()
+        child.stdout.close()
+        child.wait()
 
 
 def test_cpu_is_told_apart_by_role(family: list[subprocess.Popen[bytes]]) -> None:

@@ -54,6 +54,8 @@ class Prober:
             self.sample = replace(self.sample, sent_at=None)
 
     async def _run(self, scope: trio.CancelScope, request_id: str) -> None:
+        if scope.cancel_called:
+            return  # withdrawn before this task had its first turn: nothing at all is sent
         with scope:
             result = await self._send(request_id)
             if self._scope is scope:
