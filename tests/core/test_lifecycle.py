@@ -212,7 +212,7 @@ def test_each_further_stop_goes_one_rung_down() -> None:
 
 
 def test_stop_during_the_load_is_short() -> None:
-    """vLLM ignores TERM while it loads and nothing was accepted: KILL follows after 5 s."""
+    """VLLM ignores TERM while it loads and nothing was accepted: KILL follows after 5 s."""
     life = Life()
     life.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100))
     assert kinds(life.tell(facts.StopRequested("pid 1"))) == [orders.CloseGate, orders.Terminate]
