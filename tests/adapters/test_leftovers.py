@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakes.custody import async_test, end, python, read_line
 
+from fakes.custody import async_test, end, python, read_line
 from vllm_supervisor.adapters.leftovers import Segments, remove_sockets, shm_space
 
 # Maps one segment, holds another open, and says so; it cleans nothing up.

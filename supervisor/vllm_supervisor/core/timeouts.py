@@ -83,7 +83,9 @@ def _sentence(budget: Budget, limits: Limits) -> str:
         return f"{needed}: the stop does not fit by {_s(budget.missing)} even without a drain; raise the outer limit"
     if budget.shrunk_by:
         return f"{needed}: the drain is shortened from {_s(limits.drain)} to {_s(budget.drain)}"
-    return f"{_s(budget.hook + budget.total)} needed, {_s(budget.outer)} allowed by {limits.outer_owner}: everything fits"
+    return (
+        f"{_s(budget.hook + budget.total)} needed, {_s(budget.outer)} allowed by {limits.outer_owner}: everything fits"
+    )
 
 
 @dataclass(frozen=True, slots=True)
