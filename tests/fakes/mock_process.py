@@ -116,7 +116,7 @@ class MockEngine:
         self._more = threading.Condition()
         self._open = True
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "vllm_supervisor.mock", "serve", model, *where, *args],
+            [sys.executable, "-m", "vllm_supervisor.mock", "serve", model, "--mock-start-time", "0", *where, *args],
             env=os.environ | {"PYTHONPATH": str(SOURCE), MARKER: self.marker} | (env or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
