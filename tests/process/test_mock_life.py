@@ -16,7 +16,7 @@ CHAT = "/v1/chat/completions"
 
 
 def data(events: list[str]) -> list[dict]:
-    """The JSON of `data:` events, `[DONE]` left out."""
+    """Give the JSON of `data:` events, `[DONE]` left out."""
     return [json.loads(event.removeprefix("data: ")) for event in events if event != "data: [DONE]"]
 
 
