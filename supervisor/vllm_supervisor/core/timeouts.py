@@ -52,6 +52,9 @@ class Budget:
         return self.propagation + self.drain + self.engine_stop + self.documentation + self.reserve
 
 
+NO_PLAN = Budget(None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "no stop was planned")
+
+
 def plan(limits: Limits, hook: float = 0.0) -> Budget:
     """Divide the outer limit; `hook` is how long a pre-stop hook has been at it already, on the same clock."""
     if limits.outer is not None and hook >= limits.outer:
