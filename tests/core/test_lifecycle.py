@@ -46,6 +46,8 @@ FACTS = {
     facts.BecameReady: facts.BecameReady(),
     facts.MemberDied: facts.MemberDied(101, "VLLM::EngineCore"),
     facts.ReportedDead: facts.ReportedDead("it says it is dead"),
+    facts.Condemned: facts.Condemned("nothing moved for 300 s"),
+    facts.EvidenceSaved: facts.EvidenceSaved(),
     facts.Exited: facts.Exited(0),
     facts.StopRequested: facts.StopRequested("pid 1"),
     facts.DrainRequested: facts.DrainRequested("pid 1"),
@@ -345,3 +347,26 @@ def test_drain_and_resume_touch_admission_alone() -> None:
     assert kinds(life.tell(facts.DrainRequested("pid 9"))) == [orders.CloseGate]
     assert kinds(life.tell(facts.ResumeRequested("pid 9"))) == [orders.OpenGate]
     assert (life.state.node, life.state.phase) == (Node.READY, Phase.RUNNING)
+
+
+def test_a_condemned_engine_is_examined_before_it_is_touched() -> None:
+    """Evidence first, then clients are told and TERM goes out; the hang has a budget of its own."""
+    life = Life().ready()
+    assert kinds(life.tell(facts.Condemned("nothing moved for 300 s"))) == [orders.SaveEvidence]
+    given = life.tell(facts.EvidenceSaved())
+    assert kinds(given) == [orders.CloseGate, orders.CutInFlight, orders.Terminate]
+    assert kinds(life.fire()) == [orders.KillTree]
+    assert life.now == 1005.0
+    life.tell(facts.Exited(-9), facts.SweepDone())
+    assert life.state.restarts == {"hang": 1}
+    assert (life.state.tally.crashes, len(life.state.tally.hangs)) == ((), 1)
+
+
+def test_evidence_that_takes_too_long_does_not_hold_the_restart() -> None:
+    """A bundle that cannot be written in time is given up, not waited for."""
+    life = Life().ready()
+    life.tell(facts.Condemned("it answers nothing but errors", failing=True))
+    assert kinds(life.fire())[-1] is orders.Terminate
+    assert life.now == 1015.0
+    life.tell(facts.Exited(0), facts.SweepDone())
+    assert life.state.restarts == {"failing": 1}
