@@ -3,17 +3,21 @@
 Rules:
 * `point_at` is the only way the address changes; whoever keeps connections is told, and drops the old ones.
 * A generation number tells connections of an old address from those of the present one.
+
+Sources: connect(2), unix(7).
 """
 
+import errno
+import os
 import socket
 from collections.abc import Callable
 
 import trio
 
-from vllm_supervisor.adapters.sockets import connect
-from vllm_supervisor.core.address import Address
+from vllm_supervisor.core.address import Address, UnixAddress
 
 CONNECT_TIMEOUT = 10.0
+_UNIX_RETRY, _UNIX_RETRY_MAX = 0.002, 0.1
 _REUSE = 0.7  # of the engine's keep-alive: an idle connection older than this may be closing under our hands
 
 
@@ -44,5 +48,45 @@ class Upstreams:
         if self.address is None:
             raise ConnectionRefusedError("no engine is up")
         with trio.move_on_after(CONNECT_TIMEOUT):
-            return await connect(self.address)
+            return await _connect(self.address)
         raise TimeoutError("the engine does not accept connections")
+
+
+async def _connect(address: Address) -> socket.socket:
+    if isinstance(address, UnixAddress):
+        return await _connect_unix(address.path)
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        code = sock.connect_ex((address.host, address.port))
+        if code == errno.EINPROGRESS:
+            await trio.lowlevel.wait_writable(sock)
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        _check(code)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _connect_unix(path: str) -> socket.socket:
+    """Connect at once, or wait: a full backlog says EAGAIN and nothing tells when it has room (unix(7))."""
+    pause = _UNIX_RETRY
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        while (code := sock.connect_ex(path)) == errno.EAGAIN:
+            await trio.sleep(pause)
+            pause = min(2 * pause, _UNIX_RETRY_MAX)
+        _check(code)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _check(code: int) -> None:
+    if code:
+        raise OSError(code, os.strerror(code))
