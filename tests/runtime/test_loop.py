@@ -8,13 +8,16 @@ import trio.testing
 from vllm_supervisor.core import facts, orders
 from vllm_supervisor.core.lifecycle import ImpossibleFact, Node, Policy, State
 from vllm_supervisor.core.restart import RestartPolicy
+from vllm_supervisor.core.timeouts import Limits
 from vllm_supervisor.runtime.loop import Loop
 
 POLICY = Policy(
     restart=RestartPolicy(),
+    limits=Limits(
+        outer=None, outer_owner="nobody", propagation=0.0, drain=60.0, engine_stop=30.0, documentation=5.0, reserve=5.0
+    ),
     start_timeout=1800.0,
     stop_grace=30.0,
-    drain_budget=60.0,
     on_terminal=True,
     has_notify=False,
     is_pid1=False,

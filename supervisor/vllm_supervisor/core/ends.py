@@ -82,7 +82,7 @@ def judge(
         ),
         level="info" if reading.clean else "error",
     )
-    if isinstance(decision, Restart) and not state.stops:
+    if isinstance(decision, Restart) and not state.leaving:
         state = _count(state, ended, ending.why, moment)
     return state, decision, [said]
 

@@ -13,7 +13,8 @@ class Timer(StrEnum):
     """The deadlines the lifecycle sets. Each name has at most one deadline at a time."""
 
     START = "start"  # the load shows no progress
-    DRAIN = "drain"  # in-flight requests had their time
+    DRAIN = "drain"  # the stage of the stop had its time
+    EMPTY = "empty"  # requests in flight had their time before a restart somebody ordered
     CUT = "cut"  # cut exchanges should have ended by now
     GRACE = "grace"  # TERM should have ended the main process by now
     BACKOFF = "backoff"  # the next incarnation may start
@@ -115,9 +116,10 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """Close admission without a stop."""
+    """Close admission without a stop; `hook`: a stop will follow, and the time is on the outer limit's clock."""
 
     by: str
+    hook: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,23 @@ class RestartRequested:
 
     by: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LateRequest:
+    """A request came after the stop began, and was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStopOrdered:
+    """The drain is over: TERM once, KILL at `kill_at` (monotonic seconds). Asked again it only moves `kill_at` earlier."""
+
+    kill_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKillOrdered:
+    """The third request to stop: KILL now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +188,9 @@ Fact = (
     | DrainRequested
     | ResumeRequested
     | RestartRequested
+    | LateRequest
+    | EngineStopOrdered
+    | EngineKillOrdered
     | Drained
     | TimerFired
     | Documented

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_supervisor.core.facts import Timer
-from vllm_supervisor.core.words import ClosedReason, Cut
+from vllm_supervisor.core.words import ClosedReason, Cut, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,13 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class EnterPhase:
+    """Say the new public phase."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
     """Write down how everything ended; answers with `Documented`."""
 
@@ -111,6 +118,7 @@ Order = (
     | SetTimer
     | ClearTimer
     | Record
+    | EnterPhase
     | Document
     | End
 )
