@@ -33,7 +33,7 @@ class Script:
         self.seen: list[tuple[float, str]] = []
         self.tell: Callable[[facts.Fact], None] = lambda _fact: None
 
-    def execute(self, order: orders.Order, _state: State) -> None:
+    def execute(self, order: orders.Order) -> None:
         """Note the order and tell its facts."""
         if not isinstance(order, orders.Record):
             self.seen.append((trio.current_time() - 1000.0, type(order).__name__))

@@ -29,6 +29,10 @@ COMMANDS = {
     "restart": "control:restart",
     "stop": "control:stop",
     "report": "control:report",
+    "ledger": "ledger:ledger",
+    "gate": "gate:gate",
+    "timeouts": "timeouts:timeouts",
+    "explain-exit": "explain_exit:explain_exit",
     "config": "config_cmd:config",
 }
 

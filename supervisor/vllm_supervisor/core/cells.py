@@ -18,7 +18,7 @@ for _nodes, _fact in (
     # What the drain wants of an engine that is already on its way out.
     ((Node.SWEEPING, Node.EXAMINING, Node.KILLING, Node.GONE), facts.EngineStopOrdered),
     (
-        tuple(node for node in BEYOND if node not in (Node.LOSING, Node.TERMINATING)) + (Node.BOOTING,),
+        (*(node for node in BEYOND if node not in (Node.LOSING, Node.TERMINATING)), Node.BOOTING),
         facts.EngineKillOrdered,
     ),
     (tuple(node for node in Node if node is not Node.EMPTYING), facts.StopRequested),

@@ -18,7 +18,7 @@ def swept(state: State, fact: facts.SweepDone, moment: Moment, policy: Policy) -
     said: list[orders.Order] = []
     decision: Restart | GiveUp | None = None
     if state.ending is not None:
-        state, decision, said = judge(state, state.ending, fact.evidence, moment, policy)
+        state, decision, said = judge(state, state.ending, fact, moment, policy)
     if state.leaving:
         state, more = gone(state)
     elif decision is None:

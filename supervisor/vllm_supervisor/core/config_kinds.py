@@ -128,6 +128,24 @@ def choice(*words: str) -> Kind:
     return Kind("choice", expects, parse, quote, {"enum": list(words)})
 
 
+def or_word(word: str, kind: Kind) -> Kind:
+    """Make the kind that takes `word` as it stands, and else what `kind` takes."""
+    expects = f'"{word}", or {kind.expects}'
+
+    def parse(value: object) -> Any:
+        if value == word:
+            return word
+        try:
+            return kind.parse(value)
+        except BadValueError:
+            raise BadValueError(f"expected {expects}") from None
+
+    def show(value: Any) -> str:
+        return quote(word) if value == word else kind.show(value)
+
+    return Kind(kind.name, expects, parse, show, {"anyOf": [{"enum": [word]}, kind.schema]})
+
+
 def list_of(item: Kind) -> Kind:
     """Make the kind of lists of `item`: a TOML array, or in text a JSON array or values with commas between."""
     expects = f"a list; each entry {item.expects}"

@@ -20,6 +20,7 @@ from vllm_supervisor.core.config_kinds import (
     choice,
     integer,
     list_of,
+    or_word,
     setting,
 )
 
@@ -101,6 +102,35 @@ class DrainConfig:
     """The drain."""
 
     budget: float = setting(DURATION, "60s", "time for admitted requests to finish when we are stopped")
+    propagation: float = setting(DURATION, "0s", "time for routes to notice before the drain begins; refused meanwhile")
+    documentation: float = setting(DURATION, "5s", "time to close the ledgers and write the drain report")
+    reserve: float = setting(DURATION, "5s", "time left over for what nobody planned")
+    outer: Literal["auto"] | float = setting(
+        or_word("auto", _TIME), "auto", "the limit a stop must fit; auto: systemd's, or none"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerConfig:
+    """The two ledgers."""
+
+    sync: Literal["interval", "always", "off"] = setting(
+        choice("interval", "always", "off"), "interval", "when lines are forced to the disk"
+    )
+    interval: float = setting(_TIME, "200ms", "between two of them, for `interval`")
+    required: bool = setting(BOOL, default=False, doc="close admission while the ledger cannot be written")
+    segment: int = setting(_AMOUNT, "64MiB", "size at which a new file begins")
+    max_size: int = setting(_AMOUNT, "2GiB", "size of all files; older ones are removed")
+    keep: float = setting(_TIME, "30d", "age at which a file is removed")
+
+
+@dataclass(frozen=True, slots=True)
+class SystemdConfig:
+    """What systemd is told."""
+
+    ready: Literal["engine", "listening"] = setting(
+        choice("engine", "listening"), "engine", "when READY=1 is sent: the engine is ready, or the front door listens"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +174,8 @@ class Config:
     front_door: FrontDoorConfig = field(default_factory=FrontDoorConfig)
     restart: RestartConfig = field(default_factory=RestartConfig)
     drain: DrainConfig = field(default_factory=DrainConfig)
+    ledger: LedgerConfig = field(default_factory=LedgerConfig)
+    systemd: SystemdConfig = field(default_factory=SystemdConfig)
     signals: SignalsConfig = field(default_factory=SignalsConfig)
     exit: ExitConfig = field(default_factory=ExitConfig)
     log: LogConfig = field(default_factory=LogConfig)

@@ -29,9 +29,13 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class SweepDone:
-    """No process of an engine of ours is left; `evidence` is what the ended incarnation left to read."""
+    """No process of an engine of ours is left.
+
+    `evidence` is what the ended incarnation left to read, `requests_lost` how many requests failed with it.
+    """
 
     evidence: ExitEvidence = field(default_factory=ExitEvidence)
+    requests_lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)

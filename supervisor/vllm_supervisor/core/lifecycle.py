@@ -108,6 +108,7 @@ class LastRestart:
     cause: str
     sentence: str
     at: float
+    requests_lost: int = 0
     ready_after_s: float | None = None
 
 

@@ -48,9 +48,13 @@ class EngineRoom:
         cgroup: Cgroup | Unavailable,
         tell: Callable[[Fact], None],
         forward: Callable[[Sequence[bytes]], None],
+        requests_lost: Callable[[], int],
         log: Any,
     ) -> None:
-        """`instance` and `run` mark the engine's processes; `forward` takes the engine's lines."""
+        """`instance` and `run` mark the engine's processes; `forward` takes the engine's lines.
+
+        `requests_lost` counts the requests of this run that failed with their engine.
+        """
         self._plan = plan
         self._nursery = nursery
         self._instance = instance
@@ -59,6 +63,8 @@ class EngineRoom:
         self._cgroup = cgroup
         self._tell = tell
         self._forward = forward
+        self._requests_lost = requests_lost
+        self._lost_before = 0
         self._log = log
         self.current: Incarnation | None = None
 
@@ -93,6 +99,7 @@ class EngineRoom:
         tree = Tree(child.id, marker, spawned=children.owned, subreaper=self._subreaper)
         body = Body(number, home, child, tree, group, address)
         self.current = Incarnation(body, forward=self._forward, tell=self._tell, started_at=clock.monotonic())
+        self._lost_before = self._requests_lost()
         self._tell(facts.Spawned(child.pid))
         self._nursery.start_soon(self.current.run, self._readiness(number))
 
@@ -135,7 +142,7 @@ class EngineRoom:
         evidence = ended.evidence()
         self._clear(ended, killed)
         self.current = None
-        self._tell(facts.SweepDone(evidence))
+        self._tell(facts.SweepDone(evidence, self._requests_lost() - self._lost_before))
 
     async def _sweep_earlier(self) -> list[Member]:
         """End what a run that died left behind; with `engine.sweep` off only look."""
