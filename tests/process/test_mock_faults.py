@@ -210,15 +210,22 @@ def test_hang_http_answers_nobody(engine: MockEngine) -> None:
 
 
 def test_long_prefill_is_flat(engine: MockEngine) -> None:
-    """During a long prefill no counter and no gauge moves, then the answer comes."""
-    engine.fault("long_prefill", "1s")
-    started = time.monotonic()
+    """During a long prefill no counter and no gauge moves; when it is over the answer comes."""
+    engine.fault("long_prefill", "1h")
     with engine.stream(CHAT, ASK) as stream:
         until(lambda: engine.get("/load").json["server_load"] == 1)
         assert flat(engine, TOKENS, engine="0")
         assert flat(engine, "vllm:iteration_tokens_total_count", engine="0")
+        engine.clear("long_prefill")
         assert list(stream)[-1] == "data: [DONE]"
-    assert time.monotonic() - started >= 1.0
+
+
+def test_a_long_prefill_ends_after_its_time(engine: MockEngine) -> None:
+    """Left alone, a long prefill takes as long as it was told to."""
+    engine.fault("long_prefill", "300ms")
+    started = time.monotonic()
+    assert engine.post(CHAT, ASK).status == 200
+    assert time.monotonic() - started >= 0.3
 
 
 def test_never_finish_counts_and_delivers_nothing(engine: MockEngine) -> None:
