@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -236,6 +237,19 @@ def test_never_finish_counts_and_delivers_nothing(engine: MockEngine) -> None:
         until(lambda: (engine.metric(TOKENS, engine="0") or 0.0) > before + ASK["max_tokens"])
         assert stream.headers["transfer-encoding"] == "chunked"
         assert engine.metric("vllm:num_requests_running", engine="0") == 1
+
+
+def test_a_clients_fin_is_its_leaving(engine: MockEngine) -> None:
+    """Half a close by the client takes its request out while the engine has nothing to send."""
+    engine.fault("hang_steps")
+    body = json.dumps(ASK).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.connect(engine.uds)
+        raw.sendall(head.encode() + body)
+        until(lambda: engine.get("/load").json["server_load"] == 1)
+        raw.shutdown(socket.SHUT_WR)
+        until(lambda: engine.get("/load").json["server_load"] == 0)
 
 
 def test_keep_running_ignores_that_the_client_left(engine: MockEngine) -> None:
