@@ -178,6 +178,11 @@ def test_an_address_in_use_ends_the_start_with_1(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, MockEngine(port=taken.getsockname()[1]) as engine:
         assert engine.wait_exit() == 1
         engine.wait_line("[Errno 98] Address already in use")
+    path = tmp_path / "left.sock"
+    path.touch()
+    with MockEngine("--uds", str(path), directory=tmp_path) as engine:
+        assert engine.wait_exit() == 1
+        engine.wait_line("[Errno 98] Address already in use")
 
 
 @pytest.mark.parametrize("words", [["--port", "x"], ["--mock-fault", "no_such_fault"], ["--mock-typo"]])
