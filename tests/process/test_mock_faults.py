@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -210,15 +211,22 @@ def test_hang_http_answers_nobody(engine: MockEngine) -> None:
 
 
 def test_long_prefill_is_flat(engine: MockEngine) -> None:
-    """During a long prefill no counter and no gauge moves, then the answer comes."""
-    engine.fault("long_prefill", "1s")
-    started = time.monotonic()
+    """During a long prefill no counter and no gauge moves; when it is over the answer comes."""
+    engine.fault("long_prefill", "1h")
     with engine.stream(CHAT, ASK) as stream:
         until(lambda: engine.get("/load").json["server_load"] == 1)
         assert flat(engine, TOKENS, engine="0")
         assert flat(engine, "vllm:iteration_tokens_total_count", engine="0")
+        engine.clear("long_prefill")
         assert list(stream)[-1] == "data: [DONE]"
-    assert time.monotonic() - started >= 1.0
+
+
+def test_a_long_prefill_ends_after_its_time(engine: MockEngine) -> None:
+    """Left alone, a long prefill takes as long as it was told to."""
+    engine.fault("long_prefill", "300ms")
+    started = time.monotonic()
+    assert engine.post(CHAT, ASK).status == 200
+    assert time.monotonic() - started >= 0.3
 
 
 def test_never_finish_counts_and_delivers_nothing(engine: MockEngine) -> None:
@@ -229,6 +237,19 @@ def test_never_finish_counts_and_delivers_nothing(engine: MockEngine) -> None:
         until(lambda: (engine.metric(TOKENS, engine="0") or 0.0) > before + ASK["max_tokens"])
         assert stream.headers["transfer-encoding"] == "chunked"
         assert engine.metric("vllm:num_requests_running", engine="0") == 1
+
+
+def test_a_clients_fin_is_its_leaving(engine: MockEngine) -> None:
+    """Half a close by the client takes its request out while the engine has nothing to send."""
+    engine.fault("hang_steps")
+    body = json.dumps(ASK).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.connect(engine.uds)
+        raw.sendall(head.encode() + body)
+        until(lambda: engine.get("/load").json["server_load"] == 1)
+        raw.shutdown(socket.SHUT_WR)
+        until(lambda: engine.get("/load").json["server_load"] == 0)
 
 
 def test_keep_running_ignores_that_the_client_left(engine: MockEngine) -> None:

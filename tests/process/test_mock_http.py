@@ -92,6 +92,14 @@ def test_bodies_that_are_no_json_are_refused(engine: MockEngine) -> None:
     assert "Unsupported Media Type" in other.json["error"]["message"]
 
 
+def test_a_request_that_breaks_a_handler_is_500_and_the_engine_lives(engine: MockEngine) -> None:
+    """A body nested deeper than the parser goes is answered with 500; the next request is served."""
+    body = b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    reply = engine.request("POST", CHAT, raw=body, headers={"Content-Type": "application/json"})
+    assert (reply.status, reply.body) == (500, b"Internal Server Error")
+    assert engine.post(CHAT, ASK).status == 200
+
+
 def test_whole_answers_carry_the_clients_id_and_every_choice(engine: MockEngine) -> None:
     """Ids hold X-Request-Id; n times prompts choices come in order with usage."""
     chat = engine.post(CHAT, ASK | {"n": 2}, {"X-Request-Id": "led-1"}).json

@@ -83,7 +83,7 @@ def test_term_during_the_load_is_ignored(tmp_path: Path) -> None:
 
 def test_term_aborts_streams_with_done_and_refuses_late_requests(tmp_path: Path) -> None:
     """An open stream ends with finish_reason abort and [DONE]; a late request gets 500 while /health is 200."""
-    with MockEngine("--mock-fault", "slow_term=1s", directory=tmp_path) as engine:
+    with MockEngine("--mock-fault", "slow_term=1h", directory=tmp_path) as engine:
         engine.wait_ready()
         with engine.stream(CHAT, LONG) as stream:
             events = iter(stream)
@@ -94,6 +94,7 @@ def test_term_aborts_streams_with_done_and_refuses_late_requests(tmp_path: Path)
             assert late.status == 500
             assert late.json["error"]["message"] == "cannot schedule new futures after shutdown"
             assert engine.get("/health").status == 200
+            engine.clear("slow_term")
             rest = list(events)
         assert rest[-1] == "data: [DONE]"
         assert data(rest)[-1]["choices"][0]["finish_reason"] == "abort"
@@ -136,7 +137,8 @@ def test_quit_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("title", ["VLLM::EngineCore", "VLLM::Worker"])
 def test_a_killed_child_ends_the_engine_with_0(tmp_path: Path, title: str) -> None:
     """Open streams get an error event and [DONE], /health 503, new requests 500; then exit 0, nothing left."""
-    with MockEngine("--mock-death-time", "700ms", directory=tmp_path) as engine:
+    # wedged_exit holds the exit back until everything was looked at.
+    with MockEngine("--mock-death-time", "0", "--mock-fault", "wedged_exit", directory=tmp_path) as engine:
         engine.wait_ready()
         children = engine.pids()
         with engine.stream(CHAT, LONG) as stream:
@@ -148,6 +150,7 @@ def test_a_killed_child_ends_the_engine_with_0(tmp_path: Path, title: str) -> No
         assert data(rest)[-1]["error"]["type"] == "InternalServerError"
         assert engine.get("/health").status == 503
         assert engine.post(CHAT, LONG).json["error"]["message"].startswith("EngineCore encountered an issue")
+        engine.clear("wedged_exit")
         assert engine.wait_exit() == 0
         assert all(gone(pid) for pid in children)
 
@@ -173,6 +176,11 @@ def test_a_stopped_worker_is_a_hang(tmp_path: Path) -> None:
 def test_an_address_in_use_ends_the_start_with_1(tmp_path: Path) -> None:
     """A port that somebody listens on, or a socket file that is there, is exit 1 with vLLM's words."""
     with socket.create_server(("127.0.0.1", 0)) as taken, MockEngine(port=taken.getsockname()[1]) as engine:
+        assert engine.wait_exit() == 1
+        engine.wait_line("[Errno 98] Address already in use")
+    path = tmp_path / "left.sock"
+    path.touch()
+    with MockEngine("--uds", str(path), directory=tmp_path) as engine:
         assert engine.wait_exit() == 1
         engine.wait_line("[Errno 98] Address already in use")
 
