@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakes.custody import async_test, end, python, read_line
 
+from fakes.custody import async_test, end, python, read_line
 from vllm_supervisor.adapters.leftovers import Segments, remove_sockets, shm_space
 
 # Maps one segment, holds another open, and says so; it cleans nothing up.
@@ -32,6 +32,11 @@ def names() -> Iterator[tuple[str, str]]:
         Path(name).unlink(missing_ok=True)
 
 
+def there(names: tuple[str, ...]) -> list[str]:
+    """Return which of these files exist."""
+    return [name for name in names if Path(name).exists()]
+
+
 @async_test
 async def test_segments_of_a_dead_engine_are_removed(names: tuple[str, str]) -> None:
     """What was seen mapped or open by it is removed after its death, and the bytes are told."""
@@ -42,7 +47,7 @@ async def test_segments_of_a_dead_engine_are_removed(names: tuple[str, str]) -> 
     assert await end(child) == -signal.SIGKILL
     removed = segments.remove_unused()
     assert (sorted(removed.names), removed.bytes, removed.kept) == (sorted(names), 12288, ())
-    assert not any(Path(name).exists() for name in names)
+    assert there(names) == []
 
 
 @async_test
@@ -58,27 +63,29 @@ async def test_what_others_use_stays(names: tuple[str, str]) -> None:
     removed = segments.remove_unused()
     assert removed.names == ()
     assert dict(removed.kept) == dict.fromkeys(names, "another process still uses it")
-    assert all(Path(name).exists() for name in names)
+    assert there(names) == [*names]
     await end(second)
 
 
-@async_test
-async def test_what_was_never_seen_in_its_hands_stays(names: tuple[str, str]) -> None:
-    """A stranger's segment, and one that took a removed one's name, are not touched."""
-    child = python(USER.format(mapped=names[0], held=names[1]))
-    await read_line(child.stdout)
-    segments = Segments()
-    segments.look([child.pid])
-    await end(child)
-    replaced = Path(names[0])
-    replaced.with_name("vsup-test-new").write_bytes(b"new")
-    replaced.with_name("vsup-test-new").rename(replaced)
-    stranger = Path(f"{names[1]}-stranger")
+def test_what_was_never_seen_in_its_hands_stays(names: tuple[str, str]) -> None:
+    """A stranger's segment, and one that took a seen one's name, are not touched."""
+    mapped, held = map(Path, names)
+    stranger = held.with_name(f"{held.name}-stranger")
     stranger.write_bytes(b"stranger")
-    assert segments.remove_unused().names == (names[1],)
-    assert replaced.read_bytes() == b"new"
-    assert stranger.exists()
-    stranger.unlink()
+    mapped.write_bytes(b"old")
+    held.write_bytes(b"old")
+    segments = Segments()
+    with mapped.open("rb"), held.open("rb"):
+        segments.look([os.getpid()])
+    new = mapped.with_name(f"{mapped.name}-new")
+    new.write_bytes(b"new")
+    new.rename(mapped)
+    try:
+        assert segments.remove_unused().names == (str(held),)
+        assert mapped.read_bytes() == b"new"
+        assert stranger.exists()
+    finally:
+        stranger.unlink()
 
 
 def test_sockets_are_removed_where_they_were_given(tmp_path: Path) -> None:

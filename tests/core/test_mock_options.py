@@ -48,7 +48,7 @@ def test_the_environment_gives_key_and_modes() -> None:
 
 
 def test_the_yaml_file_stands_before_the_command_line(tmp_path: Path) -> None:
-    """vLLM's --config gives values that the command line overrides."""
+    """Values of vLLM's --config are values values that the command line overrides."""
     path = tmp_path / "c.yaml"
     path.write_text("model: from-file\nport: 1\nmax-num-seqs: 5\nserved-model-name: [x, y]\nenforce-eager: true\n")
     options = parse(["serve", "--config", str(path), "--port", "2"], {})

@@ -8,12 +8,12 @@ from vllm_supervisor.mock.stats import Gauges, Stats, token_buckets
 
 
 def core(seqs: int = 2, tokens: int = 8) -> Core:
-    """A scheduler with few slots."""
+    """Make a scheduler with few slots."""
     return Core(0, seqs, tokens, Stats(2048))
 
 
 def sequence(prompt: int = 1, limit: int = 3, stop: int | None = None) -> Sequence:
-    """A request of one choice."""
+    """Make a request of one choice."""
     return Sequence(0, prompt, limit, stop, 0.0)
 
 

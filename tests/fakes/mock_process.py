@@ -116,7 +116,7 @@ class MockEngine:
         self._more = threading.Condition()
         self._open = True
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "vllm_supervisor.mock", "serve", model, *where, *args],
+            [sys.executable, "-m", "vllm_supervisor.mock", "serve", model, "--mock-start-time", "0", *where, *args],
             env=os.environ | {"PYTHONPATH": str(SOURCE), MARKER: self.marker} | (env or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -233,7 +233,7 @@ class MockEngine:
         assert self.post("/mock/fault", {"name": name, "clear": True}).status == 200
 
     def metric(self, name: str, **labels: str) -> float | None:
-        """The value of a series in /metrics whose labels include these; None if there is none."""
+        """Give the value of a series in /metrics whose labels include these; None if there is none."""
         for line in self.get("/metrics").body.decode().splitlines():
             if line.startswith((f"{name}{{", f"{name} ")) and all(
                 f'{key}="{text}"' in line for key, text in labels.items()
@@ -243,7 +243,7 @@ class MockEngine:
 
 
 def free_port() -> int:
-    """A loopback port that was free a moment ago."""
+    """Give a loopback port that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from fakes.mock_process import MockEngine
 
 CHAT, TEXT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
@@ -26,7 +27,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MockEngine]:
 
 @pytest.fixture
 def engine(shared: MockEngine) -> Iterator[MockEngine]:
-    """The shared engine, healthy again and idle after each test."""
+    """Lend the shared engine, healthy again and idle after each test."""
     yield shared
     for fault in shared.get("/mock/fault").json["faults"]:
         if fault["value"] is not None:
@@ -47,7 +48,7 @@ def flat(mock: MockEngine, name: str, **labels: str) -> bool:
 
 
 def chunks(events: list[str]) -> list[dict]:
-    """The JSON of the `data:` lines, `[DONE]` left out."""
+    """Give the JSON of the `data:` lines, `[DONE]` left out."""
     lines = [line for event in events for line in event.splitlines() if line.startswith("data: ")]
     return [json.loads(line.removeprefix("data: ")) for line in lines if line != "data: [DONE]"]
 
@@ -130,12 +131,15 @@ def test_abort_answers_end_with_abort_and_done(engine: MockEngine) -> None:
 
 
 def test_error_events_stand_before_done(engine: MockEngine) -> None:
-    """A stream carries an error object and still [DONE]; a whole answer is 500."""
+    """Chat carries an error object and still [DONE]; messages and responses end with it; a whole answer is 500."""
     engine.fault("error_event", 3)
     with engine.stream(CHAT, LONG) as stream:
         events = list(stream)
     assert events[-1] == "data: [DONE]"
     assert chunks(events)[-1]["error"]["code"] == 500
+    for path, body in ((MESSAGES, LONG), (RESPONSES, {"input": "x"})):
+        with engine.stream(path, body) as stream:
+            assert list(stream)[-1].startswith("event: error")
     assert engine.post(CHAT, LONG).status == 500
 
 

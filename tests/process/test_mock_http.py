@@ -2,11 +2,12 @@
 
 import json
 import socket
-import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from fakes.mock_process import MockEngine
 
 CHAT, TEXT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
@@ -24,39 +25,37 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MockEngine]:
 
 
 def data(events: list[str]) -> list[dict]:
-    """The JSON of the `data:` lines, `[DONE]` left out."""
+    """Give the JSON of the `data:` lines, `[DONE]` left out."""
     lines = [line for event in events for line in event.splitlines() if line.startswith("data: ")]
     return [json.loads(line.removeprefix("data: ")) for line in lines if line != "data: [DONE]"]
 
 
-def until(condition: object, timeout: float = 10.0) -> None:
+def until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
     """Ask again until `condition()` holds; each question is a request, so this spins on the engine's own clock."""
-    import time
-
     limit = time.monotonic() + timeout
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < limit
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "headers", "body"),
+    ("asked", "status", "headers", "body"),
     [
-        ("GET", "/health", 200, {"content-length": "0", "vary": "Origin", "server": "uvicorn"}, b""),
-        ("POST", "/ping", 200, {"content-length": "0"}, b""),
-        ("GET", "/version", 200, {"content-type": "application/json"}, b'{"version":"0.32.0"}'),
-        ("GET", "/nope", 404, {"content-type": "application/json"}, b'{"detail":"Not Found"}'),
-        ("GET", CHAT, 405, {"allow": "POST"}, b'{"detail":"Method Not Allowed"}'),
-        ("HEAD", "/health", 405, {"allow": "GET", "content-length": "31"}, b""),
-        ("GET", "/v1/embeddings", 404, {}, b'{"detail":"Not Found"}'),
-        ("GET", "/root/health", 200, {}, b""),
-        ("HEAD", "/metrics", 200, {}, b""),
+        (("GET", "/health"), 200, {"content-length": "0", "vary": "Origin", "server": "uvicorn"}, b""),
+        (("POST", "/ping"), 200, {"content-length": "0"}, b""),
+        (("GET", "/version"), 200, {"content-type": "application/json"}, b'{"version":"0.32.0"}'),
+        (("GET", "/nope"), 404, {"content-type": "application/json"}, b'{"detail":"Not Found"}'),
+        (("GET", CHAT), 405, {"allow": "POST"}, b'{"detail":"Method Not Allowed"}'),
+        (("HEAD", "/health"), 405, {"allow": "GET", "content-length": "31"}, b""),
+        (("GET", "/v1/embeddings"), 404, {}, b'{"detail":"Not Found"}'),
+        (("GET", "/root/health"), 200, {}, b""),
+        (("HEAD", "/metrics"), 200, {}, b""),
     ],
 )
 def test_routes_answer_as_vllms(
-    engine: MockEngine, method: str, path: str, status: int, headers: dict, body: bytes
+    engine: MockEngine, asked: tuple[str, str], status: int, headers: dict, body: bytes
 ) -> None:
     """Status, headers and body of the plain routes are vLLM's."""
-    reply = engine.request(method, path)
+    reply = engine.request(*asked)
     assert (reply.status, reply.body) == (status, body)
     assert headers.items() <= reply.headers.items()
 
@@ -188,14 +187,10 @@ def test_dev_mode_sleeps_and_pauses(engine: MockEngine) -> None:
         assert engine.get(f"/is_{state}").json == {f"is_{state}": True}
         awake = engine.metric("vllm:engine_sleep_state", sleep_state="awake")
         assert awake == (0 if state == "sleeping" else 1)
-        replies: list[int] = []
-        asking = threading.Thread(target=lambda: replies.append(engine.post(CHAT, ASK).status))
-        asking.start()
-        until(lambda: engine.metric("vllm:num_requests_waiting") == 1)
-        assert replies == []
-        assert engine.post(leave).status == 200
-        asking.join(10)
-        assert replies == [200]
+        with engine.stream(CHAT, ASK) as stream:
+            until(lambda: engine.metric("vllm:num_requests_waiting") == 1)
+            assert engine.post(leave).status == 200
+            assert list(stream)[-1] == "data: [DONE]"
 
 
 def test_connections_are_kept_pipelined_and_closed_when_asked(engine: MockEngine) -> None:

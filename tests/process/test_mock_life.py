@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from fakes.mock_process import MARKER, MockEngine, free_port
 
 LONG = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2000, "ignore_eos": True}
@@ -15,7 +16,7 @@ CHAT = "/v1/chat/completions"
 
 
 def data(events: list[str]) -> list[dict]:
-    """The JSON of `data:` events, `[DONE]` left out."""
+    """Give the JSON of `data:` events, `[DONE]` left out."""
     return [json.loads(event.removeprefix("data: ")) for event in events if event != "data: [DONE]"]
 
 

@@ -73,7 +73,9 @@ def test_a_deadline_becomes_a_fact_when_it_is_due() -> None:
 
 def test_an_impossible_fact_is_reported_and_the_loop_goes_on() -> None:
     """A fault of ours neither ends the loop nor changes the state."""
-    script = Script({orders.Sweep: [facts.StopRequested("pid 1"), facts.SweepDone()], orders.Document: [facts.Documented()]})
+    script = Script(
+        {orders.Sweep: [facts.StopRequested("pid 1"), facts.SweepDone()], orders.Document: [facts.Documented()]}
+    )
     state, faults = live(script, facts.SweepDone(), facts.Began())
     assert [str(fault) for fault in faults] == ["SweepDone cannot happen while booting"]
     assert state.node is Node.GONE

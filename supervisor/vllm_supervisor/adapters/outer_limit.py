@@ -72,7 +72,9 @@ def span(text: str) -> float | None:
 
 def ask(arguments: Sequence[str]) -> str:
     """Run `systemctl` and return what it printed. Raises OSError or subprocess.SubprocessError."""
-    environ = {name: os.environ[name] for name in ("PATH", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS") if name in os.environ}
+    environ = {
+        name: os.environ[name] for name in ("PATH", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS") if name in os.environ
+    }
     done = subprocess.run(
         ["systemctl", *arguments],
         stdin=subprocess.DEVNULL,

@@ -16,8 +16,7 @@ _FITS = {True: "yes", False: "NO", None: "-"}
 @click.pass_obj
 def timeouts(options: GlobalOptions, *, as_json: bool) -> int:
     """Show who owns which time limit, what it covers, what it does not guarantee, and whether it fits (status 1: not)."""
-    with connect(options) as client:
-        answer = client.get("/timeouts")
+    answer = connect(options).get("/timeouts")
     click.echo(json.dumps(answer) if as_json else render(answer))
     return 0 if answer["fits"] else 1
 

@@ -5,6 +5,7 @@ Each cell names the nodes it may lead to, so that the diagram in the documents i
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from vllm_supervisor.core import facts, orders, restart
 from vllm_supervisor.core.ends import judge
@@ -17,12 +18,14 @@ TABLE: dict[tuple[Node, type], Cell] = {}
 LEADS_TO: dict[tuple[Node, type], tuple[Node, ...]] = {}
 
 Step = tuple[State, list[orders.Order]]
+F = TypeVar("F", bound=Fact)
+CellFor = Callable[[State, F, Moment, Policy], Step]
 
 
-def on(*nodes: Node, fact: type, to: tuple[Node, ...] = ()) -> Callable[[Cell], Cell]:
+def on(*nodes: Node, fact: type[F], to: tuple[Node, ...] = ()) -> Callable[[CellFor[F]], CellFor[F]]:
     """Put a cell into the table for `fact` in each of `nodes`; `to` are the nodes it may lead to (none: it stays)."""
 
-    def put(cell: Cell) -> Cell:
+    def put(cell: CellFor[F]) -> CellFor[F]:
         for node in nodes:
             if (node, fact) in TABLE:
                 raise ValueError(f"two cells for {fact.__name__} in {node.value}")
@@ -40,14 +43,16 @@ def stay(state: State, _fact: Fact, _moment: Moment, _policy: Policy) -> Step:
 
 ALIVE = (Node.READY, Node.EXAMINING, Node.EMPTYING, Node.CUTTING)  # nodes in which requests may be at the engine
 EVERY = tuple(Node)
-BEYOND = tuple(node for node in Node if node not in (Node.BOOTING, Node.STARTING, *ALIVE))  # it has ended, or is about to
+BEYOND = tuple(
+    node for node in Node if node not in (Node.BOOTING, Node.STARTING, *ALIVE)
+)  # it has ended, or is about to
 
 
 # -- beginning ---------------------------------------------------------------------------------------------------
 
 
 @on(Node.BOOTING, fact=facts.Began, to=(Node.SWEEPING,))
-def begin(state: State, _fact: Fact, _moment: Moment, _policy: Policy) -> Step:
+def begin(state: State, _fact: facts.Began, _moment: Moment, _policy: Policy) -> Step:
     """Sweep before the first start as well: a killed supervisor leaves its engine behind."""
     return replace(state, node=Node.SWEEPING), [orders.Sweep()]
 
@@ -81,9 +86,8 @@ def spawn(state: State, moment: Moment, policy: Policy) -> Step:
 
 
 @on(Node.STARTING, Node.TERMINATING, Node.KILLING, fact=facts.Spawned)
-def spawned(state: State, fact: Fact, _moment: Moment, _policy: Policy) -> Step:
+def spawned(state: State, fact: facts.Spawned, _moment: Moment, _policy: Policy) -> Step:
     """Remember the main process."""
-    assert isinstance(fact, facts.Spawned)
     said = orders.Record(
         "spawned",
         f"engine {state.incarnation} started as pid {fact.pid}",
@@ -93,9 +97,8 @@ def spawned(state: State, fact: Fact, _moment: Moment, _policy: Policy) -> Step:
 
 
 @on(Node.STARTING, Node.TERMINATING, Node.KILLING, fact=facts.SpawnFailed, to=(Node.SWEEPING,))
-def spawn_failed(state: State, fact: Fact, moment: Moment, _policy: Policy) -> Step:
+def spawn_failed(state: State, fact: facts.SpawnFailed, moment: Moment, _policy: Policy) -> Step:
     """A command that cannot be started is an end like any other, without a status."""
-    assert isinstance(fact, facts.SpawnFailed)
     return replace(state, node=Node.SWEEPING, ending=lost(state, moment, None, problem=fact.sentence)), [
         orders.ClearTimer(Timer.START),
         orders.ClearTimer(Timer.GRACE),
@@ -104,17 +107,15 @@ def spawn_failed(state: State, fact: Fact, moment: Moment, _policy: Policy) -> S
 
 
 @on(Node.STARTING, fact=facts.LoadProgressed)
-def load_progressed(state: State, _fact: Fact, moment: Moment, policy: Policy) -> Step:
+def load_progressed(state: State, _fact: facts.LoadProgressed, moment: Moment, policy: Policy) -> Step:
     """A load that moves is never too slow."""
     return state, [orders.SetTimer(Timer.START, moment.now + policy.start_timeout)]
 
 
 @on(Node.STARTING, fact=facts.BecameReady, to=(Node.READY,))
-def became_ready(state: State, fact: Fact, moment: Moment, _policy: Policy) -> Step:
+def became_ready(state: State, fact: facts.BecameReady, moment: Moment, _policy: Policy) -> Step:
     """Open admission."""
-    assert isinstance(fact, facts.BecameReady)
-    assert state.spawned_at is not None
-    took = moment.now - state.spawned_at
+    took = moment.now - (moment.now if state.spawned_at is None else state.spawned_at)
     last = state.last_restart
     if last is not None and last.ready_after_s is None:
         last = replace(last, ready_after_s=moment.now - last.at)
@@ -154,9 +155,8 @@ def lost(state: State, moment: Moment, raw: int | None, *, problem: str = "") ->
 
 
 @on(*ALIVE, fact=facts.Exited, to=(Node.SWEEPING,))
-def exited_while_serving(state: State, fact: Fact, moment: Moment, _policy: Policy) -> Step:
+def exited_while_serving(state: State, fact: facts.Exited, moment: Moment, _policy: Policy) -> Step:
     """Nobody asked: clients are told at once, then everything that is left is removed."""
-    assert isinstance(fact, facts.Exited)
     return replace(state, node=Node.SWEEPING, ending=lost(state, moment, fact.raw)), [
         orders.CloseGate(ClosedReason.RESTARTING),
         orders.CutInFlight(Cut.ENGINE_FAILED),
@@ -168,9 +168,8 @@ def exited_while_serving(state: State, fact: Fact, moment: Moment, _policy: Poli
 
 
 @on(Node.STARTING, Node.LOSING, Node.TERMINATING, Node.KILLING, fact=facts.Exited, to=(Node.SWEEPING,))
-def exited(state: State, fact: Fact, moment: Moment, _policy: Policy) -> Step:
+def exited(state: State, fact: facts.Exited, moment: Moment, _policy: Policy) -> Step:
     """The main process is gone; whatever is left of its tree goes now."""
-    assert isinstance(fact, facts.Exited)
     return replace(state, node=Node.SWEEPING, ending=lost(state, moment, fact.raw)), [
         orders.ClearTimer(Timer.START),
         orders.ClearTimer(Timer.GRACE),
@@ -180,18 +179,16 @@ def exited(state: State, fact: Fact, moment: Moment, _policy: Policy) -> Step:
 
 
 @on(*ALIVE, fact=facts.MemberDied, to=(Node.KILLING,))
-def member_died(state: State, fact: Fact, moment: Moment, policy: Policy) -> Step:
+def member_died(state: State, fact: facts.MemberDied, moment: Moment, policy: Policy) -> Step:
     """An engine without its core never recovers, and vLLM needs seconds to notice: end it now."""
-    assert isinstance(fact, facts.MemberDied)
     sentence = f"{fact.name} (pid {fact.pid}) died under the running engine"
     state = replace(state, first_dead=(*state.first_dead, fact.name))
     return put_down(state, moment, policy, Why.CORE_DIED, sentence)
 
 
 @on(*ALIVE, fact=facts.ReportedDead, to=(Node.KILLING,))
-def reported_dead(state: State, fact: Fact, moment: Moment, policy: Policy) -> Step:
+def reported_dead(state: State, fact: facts.ReportedDead, moment: Moment, policy: Policy) -> Step:
     """The engine says it is dead and does not end: end it."""
-    assert isinstance(fact, facts.ReportedDead)
     return put_down(state, moment, policy, Why.REPORTED_DEAD, fact.sentence)
 
 
@@ -218,9 +215,8 @@ def put_down(state: State, moment: Moment, policy: Policy, why: Why, sentence: s
 
 
 @on(Node.READY, fact=facts.Condemned, to=(Node.EXAMINING,))
-def condemned(state: State, fact: Fact, moment: Moment, policy: Policy) -> Step:
+def condemned(state: State, fact: facts.Condemned, moment: Moment, policy: Policy) -> Step:
     """Look first: what is seen now is gone with the engine."""
-    assert isinstance(fact, facts.Condemned)
     why = Why.FAILING if fact.failing else Why.HANG
     return replace(state, node=Node.EXAMINING, why=why, why_sentence=fact.sentence), [
         orders.Record("condemned", fact.sentence, level="error"),
@@ -243,21 +239,20 @@ def examined(state: State, _fact: Fact, moment: Moment, policy: Policy) -> Step:
 
 
 @on(Node.EXAMINING, fact=facts.StopRequested)
-def stop_examining(state: State, fact: Fact, _moment: Moment, _policy: Policy) -> Step:
+def stop_examining(state: State, fact: facts.StopRequested, _moment: Moment, _policy: Policy) -> Step:
     """It ends in a moment anyway."""
     return stopping(state, fact)
 
 
 @on(Node.STARTING, fact=facts.MemberDied, to=(Node.LOSING,))
-def member_died_loading(state: State, fact: Fact, moment: Moment, policy: Policy) -> Step:
+def member_died_loading(state: State, fact: facts.MemberDied, moment: Moment, policy: Policy) -> Step:
     """A core that fails during the load leaves its reason to the main process, which ends by itself."""
-    assert isinstance(fact, facts.MemberDied)
     state = replace(state, node=Node.LOSING, first_dead=(*state.first_dead, fact.name))
     return state, [orders.ClearTimer(Timer.START), orders.SetTimer(Timer.FAREWELL, moment.now + policy.farewell)]
 
 
 @on(Node.STARTING, fact=facts.ReportedDead, to=(Node.LOSING,))
-def reported_dead_loading(state: State, _fact: Fact, moment: Moment, policy: Policy) -> Step:
+def reported_dead_loading(state: State, _fact: facts.ReportedDead, moment: Moment, policy: Policy) -> Step:
     """The same, told by its output."""
     return replace(state, node=Node.LOSING), [
         orders.ClearTimer(Timer.START),
@@ -266,14 +261,16 @@ def reported_dead_loading(state: State, _fact: Fact, moment: Moment, policy: Pol
 
 
 @on(Node.LOSING, fact=facts.TimerFired, to=(Node.KILLING,))
-def farewell_over(state: State, _fact: Fact, moment: Moment, policy: Policy) -> Step:
+def farewell_over(state: State, _fact: facts.TimerFired, moment: Moment, policy: Policy) -> Step:
     """It had its time to say why; some engines wait for ever for a core that is gone."""
-    state = replace(state, node=Node.KILLING, why=Why.CORE_DIED, why_sentence="the engine lost its core", kill_sent=True)
+    state = replace(
+        state, node=Node.KILLING, why=Why.CORE_DIED, why_sentence="the engine lost its core", kill_sent=True
+    )
     return state, [orders.KillTree(), orders.SetTimer(Timer.GRACE, moment.now + policy.kill_grace)]
 
 
 @on(Node.STARTING, fact=facts.TimerFired, to=(Node.TERMINATING,))
-def start_timed_out(state: State, _fact: Fact, moment: Moment, policy: Policy) -> Step:
+def start_timed_out(state: State, _fact: facts.TimerFired, moment: Moment, policy: Policy) -> Step:
     """No sign of progress for the whole of `engine.start_timeout`."""
     sentence = f"the load showed no progress for {policy.start_timeout:g} s (engine.start_timeout)"
     return terminate(
@@ -313,9 +310,8 @@ def kill(state: State, moment: Moment, policy: Policy) -> Step:
     ]
 
 
-def stopping(state: State, fact: Fact) -> Step:
+def stopping(state: State, fact: facts.StopRequested) -> Step:
     """Note one more request to stop; the first closes admission for good and leaves `running`."""
-    assert isinstance(fact, facts.StopRequested)
     first = state.stops == 0
     state = replace(
         state,
@@ -331,7 +327,7 @@ def stopping(state: State, fact: Fact) -> Step:
 
 
 @on(Node.BOOTING, Node.WAITING, Node.PARKED, fact=facts.StopRequested, to=(Node.GONE,))
-def stop_without_engine(state: State, fact: Fact, _moment: Moment, _policy: Policy) -> Step:
+def stop_without_engine(state: State, fact: facts.StopRequested, _moment: Moment, _policy: Policy) -> Step:
     """There is no engine: write down how it ended."""
     state, said = stopping(state, fact)
     state, more = gone(state)
@@ -339,19 +335,19 @@ def stop_without_engine(state: State, fact: Fact, _moment: Moment, _policy: Poli
 
 
 @on(Node.UNKILLABLE, fact=facts.StopRequested, to=(Node.GONE,))
-def stop_unkillable(state: State, fact: Fact, moment: Moment, policy: Policy) -> Step:
+def stop_unkillable(state: State, fact: facts.StopRequested, moment: Moment, policy: Policy) -> Step:
     """We leave, and our exit status says that a process is left."""
     return stop_without_engine(replace(state, unkillable=True), fact, moment, policy)
 
 
 @on(Node.SWEEPING, Node.GONE, fact=facts.StopRequested)
-def stop_noted(state: State, fact: Fact, _moment: Moment, _policy: Policy) -> Step:
+def stop_noted(state: State, fact: facts.StopRequested, _moment: Moment, _policy: Policy) -> Step:
     """What is going on ends by itself and soon."""
     return stopping(state, fact)
 
 
 @on(Node.STARTING, fact=facts.StopRequested, to=(Node.TERMINATING,))
-def stop_loading(state: State, fact: Fact, moment: Moment, policy: Policy) -> Step:
+def stop_loading(state: State, fact: facts.StopRequested, moment: Moment, policy: Policy) -> Step:
     """Nothing was accepted yet, and vLLM ignores TERM while it loads: a short grace is enough."""
     state, said = stopping(state, fact)
     state, more = terminate(state, moment, min(policy.load_grace, policy.stop_grace))
@@ -359,13 +355,13 @@ def stop_loading(state: State, fact: Fact, moment: Moment, policy: Policy) -> St
 
 
 @on(Node.LOSING, fact=facts.StopRequested)
-def stop_losing(state: State, fact: Fact, _moment: Moment, _policy: Policy) -> Step:
+def stop_losing(state: State, fact: facts.StopRequested, _moment: Moment, _policy: Policy) -> Step:
     """It is ending anyway, within the farewell."""
     return stopping(state, fact)
 
 
 @on(Node.READY, fact=facts.StopRequested, to=(Node.EMPTYING,))
-def stop_serving(state: State, fact: Fact, moment: Moment, policy: Policy) -> Step:
+def stop_serving(state: State, fact: facts.StopRequested, moment: Moment, policy: Policy) -> Step:
     """Refuse new work, let accepted work finish within the budget."""
     state, said = stopping(state, fact)
     state, more = empty(state, moment, policy)
@@ -382,7 +378,7 @@ def empty(state: State, moment: Moment, policy: Policy) -> Step:
 
 
 @on(Node.EMPTYING, fact=facts.StopRequested, to=(Node.EMPTYING, Node.CUTTING))
-def stop_draining(state: State, fact: Fact, moment: Moment, policy: Policy) -> Step:
+def stop_draining(state: State, fact: facts.StopRequested, moment: Moment, policy: Policy) -> Step:
     """The first stop joins a drain for a restart and gets the whole budget; a further one ends the drain now."""
     first = state.stops == 0
     state, said = stopping(state, fact)
@@ -391,7 +387,7 @@ def stop_draining(state: State, fact: Fact, moment: Moment, policy: Policy) -> S
 
 
 @on(Node.CUTTING, fact=facts.StopRequested, to=(Node.CUTTING, Node.KILLING))
-def stop_cutting(state: State, fact: Fact, moment: Moment, policy: Policy) -> Step:
+def stop_cutting(state: State, fact: facts.StopRequested, moment: Moment, policy: Policy) -> Step:
     """The third request kills."""
     state, said = stopping(state, fact)
     if state.stops < 3:  # noqa: PLR2004 - contract: a second one hurries, a third one kills
@@ -401,7 +397,7 @@ def stop_cutting(state: State, fact: Fact, moment: Moment, policy: Policy) -> St
 
 
 @on(Node.TERMINATING, fact=facts.StopRequested, to=(Node.TERMINATING, Node.KILLING))
-def stop_terminating(state: State, fact: Fact, moment: Moment, policy: Policy) -> Step:
+def stop_terminating(state: State, fact: facts.StopRequested, moment: Moment, policy: Policy) -> Step:
     """TERM is out and is never repeated: a second request shortens the wait for it, a third kills."""
     state, said = stopping(state, fact)
     if state.stops == 1:
@@ -413,7 +409,7 @@ def stop_terminating(state: State, fact: Fact, moment: Moment, policy: Policy) -
 
 
 @on(Node.KILLING, fact=facts.StopRequested)
-def stop_killing(state: State, fact: Fact, _moment: Moment, _policy: Policy) -> Step:
+def stop_killing(state: State, fact: facts.StopRequested, _moment: Moment, _policy: Policy) -> Step:
     """Nothing is quicker than KILL."""
     return stopping(state, fact)
 
@@ -427,7 +423,7 @@ def drained(state: State, _fact: Fact, moment: Moment, policy: Policy) -> Step:
 
 
 @on(Node.EMPTYING, fact=facts.TimerFired, to=(Node.CUTTING,))
-def drain_over(state: State, _fact: Fact, moment: Moment, policy: Policy) -> Step:
+def drain_over(state: State, _fact: facts.TimerFired, moment: Moment, policy: Policy) -> Step:
     """The budget is spent."""
     said = orders.Record("drain_deadline", "the drain budget is spent; what is still open is cut", level="warning")
     state, more = cut(state, moment, policy)
@@ -435,21 +431,23 @@ def drain_over(state: State, _fact: Fact, moment: Moment, policy: Policy) -> Ste
 
 
 @on(Node.CUTTING, fact=facts.TimerFired, to=(Node.TERMINATING,))
-def cut_over(state: State, fact: Fact, moment: Moment, policy: Policy) -> Step:
+def cut_over(state: State, fact: facts.TimerFired, moment: Moment, policy: Policy) -> Step:
     """Clients that take nothing do not hold us."""
     return drained(state, fact, moment, policy)
 
 
 @on(Node.TERMINATING, fact=facts.TimerFired, to=(Node.KILLING,))
-def grace_over(state: State, _fact: Fact, moment: Moment, policy: Policy) -> Step:
+def grace_over(state: State, _fact: facts.TimerFired, moment: Moment, policy: Policy) -> Step:
     """TERM was not enough."""
-    said = orders.Record("killing", "the engine did not end after TERM; KILL goes to all of its processes", level="warning")
+    said = orders.Record(
+        "killing", "the engine did not end after TERM; KILL goes to all of its processes", level="warning"
+    )
     state, more = kill(state, moment, policy)
     return state, [said, *more]
 
 
 @on(Node.KILLING, fact=facts.TimerFired, to=(Node.SWEEPING,))
-def kill_over(state: State, _fact: Fact, moment: Moment, _policy: Policy) -> Step:
+def kill_over(state: State, _fact: facts.TimerFired, moment: Moment, _policy: Policy) -> Step:
     """Not even KILL ended the main process: the sweep tells what is left and how."""
     return replace(state, node=Node.SWEEPING, ending=lost(state, moment, -9)), [orders.Sweep()]
 
@@ -458,34 +456,30 @@ def kill_over(state: State, _fact: Fact, moment: Moment, _policy: Policy) -> Ste
 
 
 @on(Node.READY, fact=facts.RestartRequested, to=(Node.EMPTYING,))
-def restart_serving(state: State, fact: Fact, moment: Moment, policy: Policy) -> Step:
+def restart_serving(state: State, fact: facts.RestartRequested, moment: Moment, policy: Policy) -> Step:
     """Drain first, then restart."""
-    assert isinstance(fact, facts.RestartRequested)
     state, more = empty(replace(state, why=Why.COMMANDED, why_sentence=fact.reason), moment, policy)
     return state, [orders.CloseGate(ClosedReason.RESTARTING), asked_restart(fact), *more]
 
 
 @on(Node.STARTING, fact=facts.RestartRequested, to=(Node.TERMINATING,))
-def restart_loading(state: State, fact: Fact, moment: Moment, policy: Policy) -> Step:
+def restart_loading(state: State, fact: facts.RestartRequested, moment: Moment, policy: Policy) -> Step:
     """Nothing is in flight while it loads."""
-    assert isinstance(fact, facts.RestartRequested)
     state = replace(state, why=Why.COMMANDED, why_sentence=fact.reason)
     state, more = terminate(state, moment, min(policy.load_grace, policy.stop_grace))
     return state, [asked_restart(fact), *more]
 
 
 @on(Node.WAITING, fact=facts.RestartRequested, to=(Node.STARTING,))
-def restart_now(state: State, fact: Fact, moment: Moment, policy: Policy) -> Step:
+def restart_now(state: State, fact: facts.RestartRequested, moment: Moment, policy: Policy) -> Step:
     """A person does not wait for the backoff."""
-    assert isinstance(fact, facts.RestartRequested)
     state, more = spawn(state, moment, policy)
     return state, [asked_restart(fact), *more]
 
 
 @on(Node.PARKED, Node.UNKILLABLE, fact=facts.RestartRequested, to=(Node.SWEEPING,))
-def restart_parked(state: State, fact: Fact, _moment: Moment, _policy: Policy) -> Step:
+def restart_parked(state: State, fact: facts.RestartRequested, _moment: Moment, _policy: Policy) -> Step:
     """A person has mended something: begin with a clean tally, and prove again that nothing is left."""
-    assert isinstance(fact, facts.RestartRequested)
     state = replace(state, node=Node.SWEEPING, tally=restart.pardoned(state.tally), ending=None)
     return state, [
         asked_restart(fact),
@@ -499,9 +493,8 @@ def restart_parked(state: State, fact: Fact, _moment: Moment, _policy: Policy) -
     Node.BOOTING, Node.SWEEPING, Node.LOSING, Node.EXAMINING, Node.EMPTYING, Node.CUTTING, Node.TERMINATING, Node.KILLING, Node.GONE,
     fact=facts.RestartRequested,
 )  # fmt: skip
-def restart_anyway(state: State, fact: Fact, _moment: Moment, _policy: Policy) -> Step:
+def restart_anyway(state: State, fact: facts.RestartRequested, _moment: Moment, _policy: Policy) -> Step:
     """One is under way, or we are leaving: there is never a second at a time."""
-    assert isinstance(fact, facts.RestartRequested)
     return state, [asked_restart(fact)]
 
 
@@ -511,9 +504,8 @@ def asked_restart(fact: facts.RestartRequested) -> orders.Record:
 
 
 @on(*EVERY, fact=facts.DrainRequested)
-def drain_requested(state: State, fact: Fact, _moment: Moment, _policy: Policy) -> Step:
+def drain_requested(state: State, fact: facts.DrainRequested, _moment: Moment, _policy: Policy) -> Step:
     """Close admission; nothing else changes."""
-    assert isinstance(fact, facts.DrainRequested)
     return state, [
         orders.CloseGate(ClosedReason.DRAIN_REQUESTED),
         orders.Record("drain_requested", f"admission closed by {fact.by}"),
@@ -521,9 +513,8 @@ def drain_requested(state: State, fact: Fact, _moment: Moment, _policy: Policy) 
 
 
 @on(*EVERY, fact=facts.ResumeRequested)
-def resume_requested(state: State, fact: Fact, _moment: Moment, _policy: Policy) -> Step:
+def resume_requested(state: State, fact: facts.ResumeRequested, _moment: Moment, _policy: Policy) -> Step:
     """Open admission again, as far as `drain` closed it."""
-    assert isinstance(fact, facts.ResumeRequested)
     return state, [
         orders.OpenGate(ClosedReason.DRAIN_REQUESTED),
         orders.Record("resumed", f"admission opened by {fact.by}"),
@@ -534,9 +525,8 @@ def resume_requested(state: State, fact: Fact, _moment: Moment, _policy: Policy)
 
 
 @on(Node.SWEEPING, fact=facts.SweepDone, to=(Node.STARTING, Node.WAITING, Node.PARKED, Node.GONE))
-def swept(state: State, fact: Fact, moment: Moment, policy: Policy) -> Step:
+def swept(state: State, fact: facts.SweepDone, moment: Moment, policy: Policy) -> Step:
     """Nothing is left. Say what ended, then decide what comes next."""
-    assert isinstance(fact, facts.SweepDone)
     said: list[orders.Order] = []
     decision: Restart | GiveUp | None = None
     if state.ending is not None:
@@ -564,7 +554,7 @@ def wait(state: State, at: float, moment: Moment, policy: Policy) -> Step:
 
 
 @on(Node.WAITING, fact=facts.TimerFired, to=(Node.STARTING,))
-def backoff_over(state: State, _fact: Fact, moment: Moment, policy: Policy) -> Step:
+def backoff_over(state: State, _fact: facts.TimerFired, moment: Moment, policy: Policy) -> Step:
     """The backoff has passed."""
     return spawn(state, moment, policy)
 
@@ -592,16 +582,15 @@ def give_up(state: State, decision: GiveUp, moment: Moment, policy: Policy) -> S
 
 
 @on(Node.PARKED, fact=facts.TimerFired, to=(Node.SWEEPING,))
-def slow_retry(state: State, _fact: Fact, _moment: Moment, _policy: Policy) -> Step:
+def slow_retry(state: State, _fact: facts.TimerFired, _moment: Moment, _policy: Policy) -> Step:
     """`restart.slow_retry` has passed: one try, from a clean proof."""
     state = replace(state, node=Node.SWEEPING, ending=None)
     return state, [orders.Record("slow_retry", "trying once more after restart.slow_retry"), orders.Sweep()]
 
 
 @on(Node.SWEEPING, fact=facts.SweepFailed, to=(Node.UNKILLABLE, Node.GONE))
-def sweep_failed(state: State, fact: Fact, moment: Moment, policy: Policy) -> Step:
+def sweep_failed(state: State, fact: facts.SweepFailed, moment: Moment, policy: Policy) -> Step:
     """Something is left: never a second engine beside it."""
-    assert isinstance(fact, facts.SweepFailed)
     said = orders.Record("unkillable", fact.sentence, level="error")
     if fact.refused:
         state, more = gone(replace(state, problem=fact.sentence, give_up_status=78))
@@ -617,7 +606,7 @@ def sweep_failed(state: State, fact: Fact, moment: Moment, policy: Policy) -> St
 
 
 @on(Node.UNKILLABLE, fact=facts.TimerFired, to=(Node.SWEEPING,))
-def look_again(state: State, _fact: Fact, _moment: Moment, _policy: Policy) -> Step:
+def look_again(state: State, _fact: facts.TimerFired, _moment: Moment, _policy: Policy) -> Step:
     """A process in the kernel's hands may go after all."""
     return replace(state, node=Node.SWEEPING), [orders.Sweep()]
 
@@ -632,7 +621,7 @@ def gone(state: State) -> Step:
 
 
 @on(Node.GONE, fact=facts.Documented)
-def documented(state: State, _fact: Fact, _moment: Moment, _policy: Policy) -> Step:
+def documented(state: State, _fact: facts.Documented, _moment: Moment, _policy: Policy) -> Step:
     """The end."""
     return replace(state, phase=Phase.ENDED), [orders.End()]
 

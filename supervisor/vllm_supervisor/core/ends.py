@@ -30,7 +30,7 @@ def read(ending: Ending, evidence: ExitEvidence) -> ExitReading:
     reading = interpret(ending.raw, asked, phase, evidence)
     if ending.why in REQUESTED or ending.why is Why.NONE:
         return reading
-    return replace(reading, sentence=f"{ending.why_sentence}; it was ended by us", clean=False)
+    return replace(reading, sentence=ending.why_sentence, meaning=ending.why_sentence, clean=False)
 
 
 def _not_spawned(ending: Ending) -> ExitReading:
@@ -39,8 +39,8 @@ def _not_spawned(ending: Ending) -> ExitReading:
     else:
         cause, clean, sentence = Cause.NOT_EXECUTABLE, False, ending.spawn_problem
     return ExitReading(
-        cause, clean=clean, repeat=Repeat.DETERMINISTIC, sentence=sentence, mend="", signature=None, retries=0,
-        fingerprint="not spawned",
+        cause, clean=clean, repeat=Repeat.DETERMINISTIC, sentence=sentence, meaning=sentence, mend="", signature=None,
+        retries=0, fingerprint="not spawned",
     )  # fmt: skip
 
 

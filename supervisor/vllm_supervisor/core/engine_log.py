@@ -21,7 +21,8 @@ _LINE_CHARS = 2000
 _HEAD = 60  # lines kept of the beginning of a block
 _END = 60  # and of its end, where Python prints the exception
 _BLOCKS = 16
-_CAUSE_CHARS = 400
+_CAUSE_CHARS = 600
+_DETAILS = 3  # indented lines below an exception that still explain it (pydantic's do)
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _PROCESS = re.compile(r"\(([\w.:-]+(?: [\w.:-]+)*? pid=\d+)\) ?")
@@ -169,9 +170,12 @@ def _begins(line: Line) -> bool:
         return False
     if line.level and line.level not in _ERRORS:
         return False
-    return bool(
-        line.level in _ERRORS or _TRACEBACK.match(line.text) or _EXCEPTION.match(line.text) or _START.search(line.text)
-    )
+    return bool(line.level in _ERRORS or _opens(line.text))
+
+
+def _opens(text: str) -> bool:
+    """Say whether a line looks like the beginning of an error by itself."""
+    return bool(_TRACEBACK.match(text) or _EXCEPTION.match(text) or _START.search(text))
 
 
 def _counts(block: ErrorBlock) -> bool:
@@ -185,8 +189,8 @@ class _Reading:
     def __init__(self, block: ErrorBlock) -> None:
         self._block = block
         self._frames = False  # inside a traceback, before its exception
-        self._details = 0  # lines below an exception that still explain it
-        self._ended = False  # an exception was seen outside of frames
+        self._details = 0  # how many lines may still explain the exception above
+        self._ended = False  # its exception has been printed
 
     def begin(self, line: Line) -> None:
         """Take the first line."""
@@ -198,17 +202,12 @@ class _Reading:
         text = line.text
         if line.level and line.level not in _ERRORS:
             return False
-        belongs = (
-            bool(line.level)
-            or self._frames
-            or not text
-            or text[0].isspace()
-            or text.startswith(_LINKS)
-            or _TRACEBACK.match(text)
-            or _EXCEPTION.match(text)
-            or _START.search(text)
-        )
-        if not belongs:
+        if text.startswith(_LINKS):
+            self._ended = False
+        opens = _opens(text) and not self._frames
+        if opens and self._ended:
+            return False  # another error right below this one
+        if not (line.level or self._frames or opens or not text or text[0].isspace() or text.startswith(_LINKS)):
             return False
         self._block._append(text)  # noqa: SLF001 - as above
         self._judge(line)
@@ -222,14 +221,16 @@ class _Reading:
         elif self._frames:
             if text and not text[0].isspace() and not _DECORATION.match(text):
                 self._frames = False
+                self._ended = True
                 self._cause(text)
-                self._details = 3
+                self._details = _DETAILS
         elif self._details and text.startswith(" ") and not _DECORATION.match(text):
             self._details -= 1
             self._block.causes[-1] = f"{self._block.causes[-1]} {text.strip()}"[:_CAUSE_CHARS]
         elif text.startswith("usage: "):
             self._details = 0
         elif text and not text[0].isspace() and not text.startswith(_LINKS):
+            self._ended = bool(_EXCEPTION.match(text))
             self._cause(text)
             self._details = 0
 

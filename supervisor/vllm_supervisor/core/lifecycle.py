@@ -14,6 +14,7 @@ The cells stand in `cells`; `nodes` tells the public words (phase, engine state)
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from vllm_supervisor.core.exit_status import ExitReading
 from vllm_supervisor.core.facts import Fact
@@ -141,7 +142,8 @@ class ImpossibleFact(Exception):  # noqa: N818 - named for what it tells
     """A fact that cannot happen in this node: a fault of ours; nothing was changed."""
 
 
-Cell = Callable[[State, Fact, Moment, Policy], tuple[State, list[Order]]]
+# Each cell takes the one kind of fact it stands under, so the table is typed by its keys.
+Cell = Callable[[State, Any, Moment, Policy], tuple[State, list[Order]]]
 
 
 ENGINE_STATES: dict[Node, EngineState] = {

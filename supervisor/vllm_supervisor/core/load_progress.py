@@ -43,7 +43,7 @@ class LoadProgress:
             progress = Progress(found[1].strip()[:60], min(100, int(found[2])))
             if progress != self.progress:
                 self.progress, self.changed_at = progress, now
-        elif line.level == "INFO" and line.text and not _PASSED_OVER.match(line.text):
+        elif line.level == "INFO" and line.text not in {"", self.line} and not _PASSED_OVER.match(line.text):
             self.line, self.progress, self.changed_at = line.text, None, now
 
     def show(self, elapsed_s: float, rss_bytes: int | None, width: int) -> str:

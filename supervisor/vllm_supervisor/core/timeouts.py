@@ -52,6 +52,9 @@ class Budget:
         return self.propagation + self.drain + self.engine_stop + self.documentation + self.reserve
 
 
+NO_PLAN = Budget(None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "no stop was planned")
+
+
 def plan(limits: Limits, hook: float = 0.0) -> Budget:
     """Divide the outer limit; `hook` is how long a pre-stop hook has been at it already, on the same clock."""
     if limits.outer is not None and hook >= limits.outer:
@@ -83,7 +86,9 @@ def _sentence(budget: Budget, limits: Limits) -> str:
         return f"{needed}: the stop does not fit by {_s(budget.missing)} even without a drain; raise the outer limit"
     if budget.shrunk_by:
         return f"{needed}: the drain is shortened from {_s(limits.drain)} to {_s(budget.drain)}"
-    return f"{_s(budget.hook + budget.total)} needed, {_s(budget.outer)} allowed by {limits.outer_owner}: everything fits"
+    return (
+        f"{_s(budget.hook + budget.total)} needed, {_s(budget.outer)} allowed by {limits.outer_owner}: everything fits"
+    )
 
 
 @dataclass(frozen=True, slots=True)
