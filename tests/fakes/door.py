@@ -7,7 +7,7 @@ import socket
 import ssl
 import tempfile
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,9 +79,10 @@ class FakeJournal:
 class Client:
     """A raw client; `receive…` return bytes as they came."""
 
-    def __init__(self, stream: trio.abc.Stream) -> None:
-        """Talk over `stream`."""
+    def __init__(self, stream: trio.abc.Stream, sock: trio.socket.SocketType | None = None) -> None:
+        """Talk over `stream`, whose socket is `sock` where it is not its own."""
         self.stream = stream
+        self.sock = sock or stream.socket
         self.unread = b""
 
     async def send(self, data: bytes) -> None:
@@ -142,7 +143,7 @@ class Client:
 
     def half_close(self) -> None:
         """Send FIN and stay."""
-        self.stream.socket.shutdown(socket.SHUT_WR)
+        self.sock.shutdown(socket.SHUT_WR)
 
 
 @dataclass
@@ -163,7 +164,10 @@ class Door:
 
     async def client(self) -> Client:
         """Connect a new client, which is closed with the door at the latest."""
-        client = Client(await trio.open_tcp_stream(*self.address))
+        return self.keep(Client(await trio.open_tcp_stream(*self.address)))
+
+    def keep(self, client: Client) -> Client:
+        """Close `client` with the door at the latest."""
         self.clients.append(client)
         return client
 
@@ -188,6 +192,7 @@ async def open_door(
     keep_alive: float = 5.0,
     up: bool = True,
     tls: Callable[[], ssl.SSLContext] | None = None,
+    more_listeners: Sequence[socket.socket] = (),
 ) -> AsyncIterator[Door]:
     """Open a front door before an engine that follows `script`; admission is open and the engine up if `up`."""
     numbers = itertools.count(1)
@@ -221,7 +226,7 @@ async def open_door(
 
                 async def serve(task_status: trio.TaskStatus[None]) -> None:
                     with server:
-                        await front.serve([listener], task_status=task_status)
+                        await front.serve([listener, *more_listeners], task_status=task_status)
 
                 await nursery.start(serve)
                 address = listener.getsockname()
@@ -234,7 +239,7 @@ async def open_door(
                             traceback.print_exception(entry["exc_info"])
                     nursery.cancel_scope.cancel()
                     for client in door.clients:
-                        client.stream.socket.close()
+                        client.sock.close()
         faults = [entry for entry in log if entry["log_level"] == "error"]
         assert not faults, faults
         assert not gate.in_flight

@@ -59,9 +59,9 @@ class Answer:
 
     __slots__ = (
         "_fields",
-        "_head_bytes",
         "_parser",
         "_pieces",
+        "_quiet",
         "_reason",
         "_to_head",
         "complete",
@@ -80,7 +80,7 @@ class Answer:
         self._reason = b""
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append  # called by the parser without a Python frame
-        self._head_bytes = 0
+        self._quiet = 0  # bytes read since the last one of a body
         self.head: AnswerHead | None = None
         self.interim: list[AnswerHead] = []
         self.trailers: Fields = []
@@ -140,10 +140,12 @@ class Answer:
             if not self.complete:
                 raise BadAnswerError(str(error)) from error
             self.surplus = True
-        if self.head is None or self._fields:
-            # Inside a head or a trailer section, which the parser would collect without end.
-            self._head_bytes += len(data)
-            if self._head_bytes > max_head or len(self.interim) > _MAX_INTERIM:
+        if self._pieces:
+            self._quiet = 0
+        elif not self.complete:
+            # Inside a head, an extension or a trailer section, which the parser would collect without end.
+            self._quiet += len(data)
+            if self._quiet > max_head or len(self.interim) > _MAX_INTERIM:
                 raise BadAnswerError("a head or trailer section without end")
         if self._to_head and self._pieces:
             self._pieces.clear()

@@ -156,7 +156,7 @@ class Connection:
         waiting[self] = None
         while not (self._end or self._fault or self._expired or self._link.ended):
             await self._parking.wait()
-        del waiting[self]
+        waiting.pop(self, None)  # gone already if it was chosen to make room
         if self._end:
             raw, self._inbox = self._inbox[: self._end], self._inbox[self._end :]
             self._end = 0
