@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fakes.life import START, Engine, Life
-from vllm_supervisor.core.health_rules import HealthPolicy
+from vllm_supervisor.core.situation import HealthPolicy
 from vllm_supervisor.core.samples import ProbeSample, ProcessSample, ScrapeFault
 from vllm_supervisor.core.words import Verdict
 
@@ -285,6 +285,30 @@ def test_no_metrics_with_our_account() -> None:
     life.run(715)
     assert life.last.verdict is Verdict.SUSPECT
     assert life.run(10).verdict is Verdict.STUCK
+
+
+def test_a_silent_engine_that_computes() -> None:
+    """Of an engine without series, CPU time alone buys half an hour of silence; without it the waits hold."""
+    life = Life(beacon=False, metrics=ScrapeFault.HTTP_ERROR, status=404)
+    life.users(1)
+
+    def compute(passed: float) -> None:
+        life.processes = ProcessSample(alive=True, api_cpu=1.5 * passed)
+
+    life.run(2400, compute)
+    assert Verdict.STUCK not in life.verdicts
+    assert life.run(70).verdict is Verdict.STUCK
+
+
+def test_cpu_time_is_no_progress_where_better_is_known() -> None:
+    """A hung engine that spins is found in the same time as one that sleeps."""
+    life = Life([Engine(running=1, open_tokens=1)])
+    life.users(1)
+
+    def spin(passed: float) -> None:
+        life.processes = ProcessSample(alive=True, core_cpu=passed, worker_cpu=passed)
+
+    assert life.run(305, spin).verdict is Verdict.STUCK
 
 
 def test_multiprocess_metrics() -> None:
