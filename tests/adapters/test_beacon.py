@@ -247,6 +247,16 @@ def test_an_unwritable_directory_costs_the_beacon_and_not_the_engine(tmp_path: P
     assert scheduler.schedule() is not None
 
 
+def test_a_session_that_waits_for_its_client_is_no_demand(tmp_path: Path, reader: BeaconReader) -> None:
+    """A streaming session between two inputs stands in vLLM's waiting queue, and has nothing to be computed."""
+    scheduler = wrapped(tmp_path)
+    scheduler.num_waiting_for_streaming_input = 1
+    scheduler.add_request(SimpleNamespace(request_id="a"))
+    assert only(reader).waiting == 0
+    scheduler.add_request(SimpleNamespace(request_id="b"))
+    assert only(reader).waiting == 1
+
+
 def test_an_operators_pause_is_seen(tmp_path: Path, reader: BeaconReader) -> None:
     """Pausing the scheduler, which no metric shows, is in the sample."""
     scheduler = wrapped(tmp_path)

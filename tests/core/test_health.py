@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fakes.life import START, Engine, Life
-from vllm_supervisor.core.health_rules import HealthPolicy
+from vllm_supervisor.core.situation import HealthPolicy
 from vllm_supervisor.core.samples import ProbeSample, ProcessSample, ScrapeFault
 from vllm_supervisor.core.words import Verdict
 
@@ -287,6 +287,30 @@ def test_no_metrics_with_our_account() -> None:
     assert life.run(10).verdict is Verdict.STUCK
 
 
+def test_a_silent_engine_that_computes() -> None:
+    """Of an engine without series, CPU time alone buys half an hour of silence; without it the waits hold."""
+    life = Life(beacon=False, metrics=ScrapeFault.HTTP_ERROR, status=404)
+    life.users(1)
+
+    def compute(passed: float) -> None:
+        life.processes = ProcessSample(alive=True, api_cpu=1.5 * passed)
+
+    life.run(2400, compute)
+    assert Verdict.STUCK not in life.verdicts
+    assert life.run(70).verdict is Verdict.STUCK
+
+
+def test_cpu_time_is_no_progress_where_better_is_known() -> None:
+    """A hung engine that spins is found in the same time as one that sleeps."""
+    life = Life([Engine(running=1, open_tokens=1)])
+    life.users(1)
+
+    def spin(passed: float) -> None:
+        life.processes = ProcessSample(alive=True, core_cpu=passed, worker_cpu=passed)
+
+    assert life.run(305, spin).verdict is Verdict.STUCK
+
+
 def test_multiprocess_metrics() -> None:
     """Values without a start time are judged like any others, and a hang is found in them."""
     engine = working()
@@ -301,7 +325,7 @@ def test_multiprocess_metrics() -> None:
 @both
 def test_a_slow_scrape_under_load(beacon: bool) -> None:
     """Reads that time out while bytes flow are a saturated front end: busy, for hours."""
-    life = Life([working()], beacon=beacon)
+    life = Life([working()], beacon=beacon, interval=15.0)
     life.users(64, silent=None)
     life.run(60)
     life.metrics = ScrapeFault.TIMEOUT
@@ -346,7 +370,7 @@ def test_two_engines_one_idle() -> None:
 def test_asleep() -> None:
     """An engine that was put to sleep is not stuck, and the time it slept does not count after it wakes."""
     engine = Engine(asleep=True, waiting=1)
-    life = Life([engine])
+    life = Life([engine], interval=10.0)
     life.users(1)
     assert life.run(5000).verdict is Verdict.ASLEEP
     assert life.verdicts == {Verdict.ASLEEP}
@@ -357,7 +381,9 @@ def test_asleep() -> None:
 @pytest.mark.parametrize("told_by", ["beacon", "server"])
 def test_paused(told_by: str) -> None:
     """A paused scheduler is an operator's will, told by the beacon or by the server."""
-    life = Life([Engine(running=2, waiting=4, paused=told_by == "beacon")], paused=told_by == "server" or None)
+    life = Life(
+        [Engine(running=2, waiting=4, paused=told_by == "beacon")], paused=told_by == "server" or None, interval=15.0
+    )
     life.users(6)
     life.run(5000)
     assert life.verdicts == {Verdict.PAUSED}
@@ -445,7 +471,7 @@ def test_an_operators_call_on_the_engines_loop_takes_the_slow_waits() -> None:
 
 def test_a_deferred_queue_that_makes_empty_steps() -> None:
     """A scheduler that turns and schedules nothing is degraded: alarm and readiness, no restart."""
-    life = Life([Engine(waiting=473, empty_steps_s=900)])
+    life = Life([Engine(waiting=473, empty_steps_s=900)], interval=15.0)
     life.users(473)
     life.run(7200)
     assert life.verdicts == {BUSY, Verdict.SUSPECT, Verdict.DEGRADED}
@@ -456,9 +482,9 @@ def test_a_deferred_queue_that_makes_empty_steps() -> None:
 @both
 def test_a_deferred_queue_that_never_completes(beacon: bool) -> None:
     """Steps at 0.2 a second with nothing finished and hundreds waiting are degraded after a quarter of an hour."""
-    life = Life([Engine(running=8, waiting=473, steps_s=0.2, tokens_s=0.2)], beacon=beacon)
+    life = Life([Engine(running=8, waiting=473, steps_s=0.2, tokens_s=0.2)], beacon=beacon, interval=15.0)
     life.users(473)
-    life.run(895)
+    life.run(885)
     assert life.verdicts == {BUSY}
     life.run(7200)
     assert life.verdicts == {BUSY, Verdict.DEGRADED}
@@ -467,7 +493,7 @@ def test_a_deferred_queue_that_never_completes(beacon: bool) -> None:
 @both
 def test_one_long_generation_that_fills_the_only_slot(beacon: bool) -> None:
     """A generation of hours with others waiting behind it is busy, not degraded."""
-    life = Life([Engine(running=1, waiting=20, steps_s=8, tokens_s=8)], beacon=beacon)
+    life = Life([Engine(running=1, waiting=20, steps_s=8, tokens_s=8)], beacon=beacon, interval=15.0)
     life.users(21, silent=None)
     life.run(4 * 3600)
     assert life.verdicts == {BUSY}
@@ -522,7 +548,7 @@ def test_probes_that_fail_in_a_row_are_failing() -> None:
 
 def test_a_start_is_not_judged_by_steps() -> None:
     """While the engine starts there is no stall, and the clocks begin when it is ready."""
-    life = Life([Engine(running=1, open_tokens=1)], ready_at=None)
+    life = Life([Engine(running=1, open_tokens=1)], ready_at=None, interval=10.0)
     life.users(1)
     life.run(10800)
     assert life.verdicts == {Verdict.STARTING}

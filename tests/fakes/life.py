@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from vllm_supervisor.core.health import Judgement, Memory, judge
-from vllm_supervisor.core.health_rules import HealthPolicy
+from vllm_supervisor.core.situation import HealthPolicy
 from vllm_supervisor.core.samples import (
     BeaconSample,
     DoorSample,

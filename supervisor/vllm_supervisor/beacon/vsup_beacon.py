@@ -260,23 +260,27 @@ def _give_up(scheduler: Any, beacon: Beacon) -> None:
         beacon.fault()
 
 
+def _counts(scheduler: Any) -> tuple[int, int]:
+    """Return (running, waiting) requests, without sessions that wait for their client's next input."""
+    running, waiting = scheduler.get_request_counts()
+    return running, max(0, waiting - getattr(scheduler, "num_waiting_for_streaming_input", 0))
+
+
 def _on_schedule(beacon: Beacon, scheduler: Any, output: Any, *_args: Any, **_kwargs: Any) -> None:
     tokens = output.total_num_scheduled_tokens
-    beacon.begun(tokens, has_prefill(output, tokens), scheduler.get_request_counts())
+    beacon.begun(tokens, has_prefill(output, tokens), _counts(scheduler))
 
 
 def _on_update(beacon: Beacon, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
-    beacon.ended(scheduler.get_request_counts())
+    beacon.ended(_counts(scheduler))
 
 
 def _on_add(beacon: Beacon, scheduler: Any, _result: Any, request: Any) -> None:
-    beacon.event(ADDED, request.request_id, "", 0, scheduler.get_request_counts())
+    beacon.event(ADDED, request.request_id, "", 0, _counts(scheduler))
 
 
 def _on_free(beacon: Beacon, scheduler: Any, _result: Any, request: Any, *_args: Any, **_kwargs: Any) -> None:
-    beacon.event(
-        FINISHED, request.request_id, request.status.name, request.num_output_tokens, scheduler.get_request_counts()
-    )
+    beacon.event(FINISHED, request.request_id, request.status.name, request.num_output_tokens, _counts(scheduler))
 
 
 def _on_pause(beacon: Beacon, _scheduler: Any, _result: Any, state: Any) -> None:

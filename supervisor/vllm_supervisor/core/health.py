@@ -14,13 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from vllm_supervisor.core import progress
-from vllm_supervisor.core.health_rules import Finding, HealthPolicy, Situation, Value, find
+from vllm_supervisor.core.health_rules import find
+from vllm_supervisor.core.situation import Finding, HealthPolicy, Situation, Value
 from vllm_supervisor.core.progress import Track
 from vllm_supervisor.core.samples import EngineSeries, MetricsSample, Observation
 from vllm_supervisor.core.words import Verdict
 
 # How many changes of the start time are remembered to tell a restart from two backends behind one address.
 STARTS_KEPT = 4
+# Half a core between two looks is work; and work that rests for less than a minute has not ended.
+WORK, RESTS = 0.5, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,9 @@ class Memory:
     pardoned_5xx: int = 0
     verdict: Verdict | None = None
     since: float = 0.0
-    tokens: tuple[float, float] | None = None  # (at, total)
+    cpu: tuple[float, float] | None = None  # (at, total)
+    computed_at: float | None = None
+    tokens: tuple[float, float] | None = None
     steps: tuple[float, float] | None = None
     tokens_per_s: float | None = None
     steps_per_s: float | None = None
@@ -88,7 +93,7 @@ def judge(memory: Memory, seen: Observation, policy: HealthPolicy) -> tuple[Memo
         unproven=memory.unproven and not answered and not moved,
         pardoned_5xx=_pardoned(memory, seen, answered=answered),
     )
-    memory = _rates(memory, seen)
+    memory = _rates(_cpu(memory, seen), seen)
     memory, situation, finding = _find(memory, seen, policy)
     if finding.verdict in {Verdict.ASLEEP, Verdict.PAUSED, Verdict.STARTING}:
         memory = _void(memory, seen.at)
@@ -143,6 +148,7 @@ def _situation(memory: Memory, seen: Observation, policy: HealthPolicy) -> Situa
         steps_per_s=memory.steps_per_s,
         alternating=_alternates(memory.starts),
         unproven=memory.unproven,
+        computes=memory.computed_at is not None and seen.at - memory.computed_at < RESTS,
         pardoned_5xx=memory.pardoned_5xx,
     )
 
@@ -259,6 +265,18 @@ def _sums(tracks: Mapping[str, Track]) -> tuple[float | None, float | None]:
     running = [value for value, _ in both if value is not None]
     waiting = [value for _, value in both if value is not None]
     return (sum(running) if running else None), (sum(waiting) if waiting else None)
+
+
+def _cpu(memory: Memory, seen: Observation) -> Memory:
+    """Note when the engine's processes last used CPU time."""
+    if seen.processes is None:
+        return memory
+    parts = (seen.processes.api_cpu, seen.processes.core_cpu, seen.processes.worker_cpu)
+    total = sum(part for part in parts if part is not None)
+    last, computed_at = memory.cpu, memory.computed_at
+    if last is not None and seen.at > last[0] and (total - last[1]) / (seen.at - last[0]) >= WORK:
+        computed_at = seen.at
+    return replace(memory, cpu=(seen.at, total), computed_at=computed_at)
 
 
 def _rates(memory: Memory, seen: Observation) -> Memory:
