@@ -33,7 +33,9 @@ class EngineConfig:
     """The engine: which program it is and how it is started and stopped."""
 
     command: str = setting(STR, "vllm", "vLLM for `serve`: a name on PATH or a path")
-    transport: Literal["uds", "tcp"] = setting(choice("uds", "tcp"), "uds", "how we reach the engine; tcp: a free loopback port")
+    transport: Literal["uds", "tcp"] = setting(
+        choice("uds", "tcp"), "uds", "how we reach the engine; tcp: a free loopback port"
+    )
     env: dict[str, str] = setting(TABLE, {}, "variables added for the engine")  # noqa: RUF009  # it makes a factory
     ready_probe: bool = setting(BOOL, default=True, doc="ready only after a first one-token completion")
     start_timeout: float = setting(_TIME, "30m", "longest load without visible progress")
@@ -70,7 +72,9 @@ class FrontDoorConfig:
     client_stall_timeout: float = setting(_TIME, "5m", "how long a client may take no byte of its answer")
     request_deadline: float = setting(DURATION, "0s", "longest life of a request; 0: no limit")
     hold: float = setting(DURATION, "0s", "how long a request may wait for a starting engine; 0: refused at once")
-    health: Literal["ready", "alive"] = setting(choice("ready", "alive"), "ready", "what /health and /ping tell: readiness, or liveness")
+    health: Literal["ready", "alive"] = setting(
+        choice("ready", "alive"), "ready", "what /health and /ping tell: readiness, or liveness"
+    )
     allow_paths: tuple[str, ...] = setting(list_of(STR), [], "dangerous paths of the engine that may pass")
 
 
@@ -86,7 +90,9 @@ class RestartConfig:
     backoff: float = setting(DURATION, "1s", "wait before the first restart; doubled for each further one")
     backoff_max: float = setting(DURATION, "60s", "longest wait before a restart")
     healthy_after: float = setting(DURATION, "10m", "ready time after which a crash leaves the tally")
-    on_give_up: Literal["auto", "park", "exit"] = setting(choice("auto", "park", "exit"), "auto", "stay alive and refuse, or end")
+    on_give_up: Literal["auto", "park", "exit"] = setting(
+        choice("auto", "park", "exit"), "auto", "stay alive and refuse, or end"
+    )
     slow_retry: float = setting(DURATION, "0s", "try again from parked this often; 0: never by ourselves")
 
 
@@ -119,7 +125,9 @@ class ExitConfig:
 class LogConfig:
     """Our own log, on standard error."""
 
-    format: Literal["auto", "json", "console"] = setting(choice("auto", "json", "console"), "auto", "auto: console on a terminal, else JSON")
+    format: Literal["auto", "json", "console"] = setting(
+        choice("auto", "json", "console"), "auto", "auto: console on a terminal, else JSON"
+    )
     level: str = setting(choice("debug", "info", "warning", "error"), "info", "the least that is written")
 
 

@@ -16,6 +16,7 @@ from vllm_supervisor.core.restart import Ended, EndKind, GiveUp, Restart
 from vllm_supervisor.core.signatures import Cause, Repeat, StartPhase
 
 REQUESTED = (Why.STOP, Why.COMMANDED)
+FAILING = "failing"  # the one restart cause that neither an exit nor a budget names
 
 
 def read(ending: Ending, evidence: ExitEvidence) -> ExitReading:
@@ -29,7 +30,7 @@ def read(ending: Ending, evidence: ExitEvidence) -> ExitReading:
     reading = interpret(ending.raw, asked, phase, evidence)
     if ending.why in REQUESTED or ending.why is Why.NONE:
         return reading
-    return replace(reading, sentence=f"{ending.why_sentence}; it was ended by us", clean=False)
+    return replace(reading, sentence=ending.why_sentence, meaning=ending.why_sentence, clean=False)
 
 
 def _not_spawned(ending: Ending) -> ExitReading:
@@ -38,8 +39,8 @@ def _not_spawned(ending: Ending) -> ExitReading:
     else:
         cause, clean, sentence = Cause.NOT_EXECUTABLE, False, ending.spawn_problem
     return ExitReading(
-        cause, clean=clean, repeat=Repeat.DETERMINISTIC, sentence=sentence, mend="", signature=None, retries=0,
-        fingerprint="not spawned",
+        cause, clean=clean, repeat=Repeat.DETERMINISTIC, sentence=sentence, meaning=sentence, mend="", signature=None,
+        retries=0, fingerprint="not spawned",
     )  # fmt: skip
 
 
@@ -81,13 +82,13 @@ def judge(
         ),
         level="info" if reading.clean else "error",
     )
-    if isinstance(decision, Restart) and not state.stops:
-        state = _count(state, ended, moment)
+    if isinstance(decision, Restart) and not state.leaving:
+        state = _count(state, ended, ending.why, moment)
     return state, decision, [said]
 
 
-def _count(state: State, ended: Ended, moment: Moment) -> State:
-    cause = restart.restart_cause(ended)
+def _count(state: State, ended: Ended, ended_why: Why, moment: Moment) -> State:
+    cause = FAILING if ended_why is Why.FAILING else restart.restart_cause(ended)
     sentence = ended.why or ended.reading.sentence
     return replace(
         state,

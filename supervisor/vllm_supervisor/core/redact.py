@@ -38,3 +38,16 @@ def command_line(arguments: Sequence[str]) -> list[str]:
 def _is_secret_option(name: str) -> bool:
     spelled = name.replace("_", "-")
     return any(full.startswith(spelled) and spelled.startswith(least) for full, least in _SECRET_OPTIONS.items())
+
+
+_IN_TEXT = re.compile(
+    r"""(?P<name>\b[\w-]*(?:api[_-]?key|hf[_-]?token|auth[_-]?token|secret|passw(?:or)?d|authorization)[\w-]*["']?\s*[:=\s]\s*)"""
+    r"""(?P<value>\[[^\]]*\]|"[^"]*"|'[^']*'|(?:bearer\s+)?[^\s,;}\])]+)""",
+    re.IGNORECASE,
+)
+_BARE = re.compile(r"\b(?:bearer\s+\S+|sk-[\w-]{8,}|hf_\w{8,})", re.IGNORECASE)
+
+
+def text(line: str) -> str:
+    """Return a line the engine printed, with what follows a secret's name, and what looks like a key, replaced."""
+    return _BARE.sub(REDACTED, _IN_TEXT.sub(lambda match: match["name"] + REDACTED, line))

@@ -106,8 +106,11 @@ class DoorSample:
 
     in_flight: int  # every request that holds a place at the gate
     at_engine: int  # of those: wholly handed over, and the next byte is the engine's to send (no upgraded connections)
-    oldest_silent_at: float | None  # when the oldest of `at_engine` without a byte of an answer was handed over
-    last_byte_at: float | None  # last body byte of a 2xx answer to an inference request
+    silent_since: (
+        float | None
+    )  # of `at_engine`, the longest silence: since its last byte, or its hand-over if none came
+    last_byte_at: float | None  # last body byte of a 2xx answer to an inference request; SSE comments do not count,
+    # because vLLM can send `: keep-alive` comments from its front end while the engine hangs
     completions: int  # 2xx answers that completed
     engine_5xx: int  # in a row, without a success in between
     engine_5xx_since: float | None
@@ -133,6 +136,8 @@ class ProbeSample:
     sent_at: float | None = None  # of the probe in flight
     answered_at: float | None = None  # the last one that was answered
     failed_at: float | None = None  # the last one that was answered with 5xx or broke off
+    failures: int = 0  # in a row
+    failing_since: float | None = None  # when the first of that row failed
 
 
 @dataclass(frozen=True, slots=True)

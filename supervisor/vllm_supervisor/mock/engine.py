@@ -239,8 +239,8 @@ class Engine:
         due = 0.0
         idle = True
         while True:
-            core.refresh()
             if not self._may_step(core):
+                core.refresh()
                 idle = idle or not core.busy
                 await self._changed.wait()
                 continue

@@ -20,7 +20,7 @@ from vllm_supervisor.mock import texts
 from vllm_supervisor.mock.app import App
 from vllm_supervisor.mock.children import Children
 from vllm_supervisor.mock.control import Control
-from vllm_supervisor.mock.engine import Engine
+from vllm_supervisor.mock.engine import Engine, EngineDeadError
 from vllm_supervisor.mock.faults import FaultSet
 from vllm_supervisor.mock.inference import Inference
 from vllm_supervisor.mock.options import OptionError, Options, fault_set, help_text, parse
@@ -138,7 +138,10 @@ class Program:
         begun = trio.current_time()
         duration = self._options.start_time + self._faults.seconds("slow_start")
         texts.log("INFO", f"Starting to load model {self._options.model}...", process="Worker")
-        await children.started()
+        try:
+            await children.started()
+        except EngineDeadError:
+            await trio.sleep_forever()  # who watches the children ends the process
         self._started = True
         self._engine.wake()
         for step in range(1, PROGRESS_STEPS + 1):

@@ -6,6 +6,7 @@ a server that stops closes idle connections and lets open answers end. Requests 
 """
 
 import json
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -231,7 +232,7 @@ class Server:
                     if parser.expecting:
                         parser.expecting = False
                         await stream.send_all(b"HTTP/1.1 100 Continue\r\n\r\n")
-                    idle.deadline = trio.current_time() + KEEP_ALIVE
+                    idle.deadline = math.inf  # only a connection without a request is idle
             if idle.cancelled_caught:
                 return
             exchange = Exchange(parser.complete.pop(0), stream, closing=self.closing)

@@ -16,7 +16,7 @@ from typing import Any
 import trio
 
 from vllm_supervisor import __version__
-from vllm_supervisor.adapters import log, ports, processes, reaper, run_fate, signals
+from vllm_supervisor.adapters import cgroup, log, ports, processes, reaper, run_fate, signals
 from vllm_supervisor.adapters.clock import stamp
 from vllm_supervisor.adapters.ledger_file import LedgerFile
 from vllm_supervisor.adapters.lock import StateLock
@@ -109,6 +109,7 @@ def _run(
             writer=writer,
             journal=LedgerJournal(identity, clock, writer),
             subreaper=reaper.become_subreaper(),
+            cgroup=cgroup.delegated(),
             policy=_policy(plan, on_terminal=on_terminal),
             on_terminal=on_terminal,
         )

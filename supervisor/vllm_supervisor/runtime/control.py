@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import trio
+import trio.lowlevel
 
 from vllm_supervisor.adapters.control_server import Answer, Call, refusal
 from vllm_supervisor.core import facts
@@ -99,7 +100,7 @@ class Control:
         return Answer(200, {"drained": self._gate.in_flight == 0, "in_flight": self._gate.in_flight})
 
     async def _empty(self) -> None:
-        await trio.sleep(0)  # the fact is taken first: admission is closed when we begin to count
+        await trio.lowlevel.checkpoint()  # the fact is taken first: admission is closed when we begin to count
         while self._gate.in_flight:
             await trio.sleep(LOOK_EVERY)
 
@@ -125,6 +126,5 @@ class Control:
         source, reason = call.body.get("source"), call.body.get("reason")
         if not (isinstance(source, str) and source.strip() and isinstance(reason, str) and reason.strip()):
             return refusal(400, "a report needs a source and a reason")
-        self._record("report", f"{source.strip()[:100]} ({str(call.peer)}) reports: {reason.strip()[:500]}")
+        self._record("report", f"{source.strip()[:100]} ({call.peer!s}) reports: {reason.strip()[:500]}")
         return Answer(202, {"recorded": True})
-

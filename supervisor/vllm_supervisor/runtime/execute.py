@@ -19,7 +19,7 @@ class Hands:
         room: EngineRoom,
         record: Callable[[orders.Record], None],
         tell: Callable[[Fact], None],
-        document: Callable[[State], None],
+        document: Callable[[], None],
     ) -> None:
         """`record` says an event once; `document` writes down how everything ended and then tells `Documented`."""
         self._gate = gate
@@ -53,7 +53,7 @@ class Hands:
             case orders.Record():
                 self._record(order)
             case orders.Document():
-                self._document(state)
+                self._document()
             case orders.End():
                 pass
 

@@ -7,7 +7,6 @@ Rules:
 
 import os
 import random
-import secrets
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -20,6 +19,8 @@ import trio
 
 from vllm_supervisor import __version__
 from vllm_supervisor.adapters import clock, control_server
+from vllm_supervisor.adapters.cgroup import Cgroup, Unavailable
+from vllm_supervisor.adapters.child import owned
 from vllm_supervisor.adapters.reaper import Reaper
 from vllm_supervisor.adapters.run_fate import fate
 from vllm_supervisor.adapters.signals import SignalReceived, Signals
@@ -69,6 +70,7 @@ class World:
     writer: LedgerWriter
     journal: LedgerJournal
     subreaper: bool
+    cgroup: Cgroup | Unavailable
     policy: Policy
     on_terminal: bool
 
@@ -106,6 +108,7 @@ class Supervisor:
                 instance=world.instance,
                 run=world.run,
                 subreaper=world.subreaper,
+                cgroup=world.cgroup,
                 tell=self.loop.tell,
                 forward=world.forward,
                 log=self._log,
@@ -145,7 +148,7 @@ class Supervisor:
         )
         nursery.start_soon(control_server.serve, world.control, control, self._on_error)
         nursery.start_soon(self._take_signals, room)
-        nursery.start_soon(self._tick, room)
+        nursery.start_soon(self._tick)
 
     def _front_door(self) -> FrontDoor:
         config = self._plan.config.front_door
@@ -174,7 +177,7 @@ class Supervisor:
         )
 
     async def _take_signals(self, room: EngineRoom) -> None:
-        reaper = Reaper()
+        reaper = Reaper(owned)
         while True:
             for one in await self._world.signals.receive():
                 if one.signum == signal.SIGCHLD:
@@ -190,7 +193,7 @@ class Supervisor:
             case Action.STOP | Action.HASTEN | Action.KILL:
                 self.loop.tell(facts.StopRequested(f"{name} from {who}", one.signum))
             case Action.FORWARD:
-                sent = room.current is not None and room.current.child.send(one.signum)
+                sent = room.current is not None and room.current.body.child.send(one.signum)
                 self._say("signal", f"{name} from {who} was {'passed on' if sent else 'not passed on: no engine runs'}")
             case Action.IGNORE:
                 self._say("signal", f"{name} from {who} was ignored")
@@ -206,7 +209,7 @@ class Supervisor:
         }
         return frozenset(condition for condition, holds in held.items() if holds)
 
-    async def _tick(self, room: EngineRoom) -> None:
+    async def _tick(self) -> None:
         while True:
             await trio.sleep(TICK)
             self._journal.tick()
@@ -221,7 +224,7 @@ class Supervisor:
         serving = state.node in SERVING and current is not None
         if serving != self._pointed:
             self._pointed = serving
-            self._engine.point_at(current.address if serving and current is not None else None, KEEP_ALIVE)
+            self._engine.point_at(current.body.address if serving and current is not None else None, KEEP_ALIVE)
         if state.phase is not self._phase:
             self._phase = state.phase
             self._journal.phase(state.phase)
@@ -236,9 +239,9 @@ class Supervisor:
         current = self._room.current if self._room is not None else None
         match order.event:
             case "spawned" if current is not None:
-                self._journal.spawned(current.number, current.child.id)
+                self._journal.spawned(current.body.number, current.body.child.id)
             case "ready" if current is not None:
-                self._journal.engine_processes(member.id for member in current.tree.look())
+                self._journal.engine_processes(member.id for member in current.body.tree.look())
                 self._journal.engine("ready", fields)
             case "exited":
                 self._journal.engine_gone()
@@ -247,8 +250,7 @@ class Supervisor:
     def _say(self, event: str, sentence: str) -> None:
         self._record(orders.Record(event, sentence))
 
-    def _document(self, state: State) -> None:
-        assert self._nursery is not None
+    def _document(self) -> None:
         self._nursery.start_soon(self._write_down)
 
     async def _recover(self) -> None:
@@ -309,9 +311,9 @@ class Supervisor:
             gate=self.gate,
             policy=world.policy,
             now=clock.monotonic,
-            members=lambda: room.current.tree.look() if room.current else [],
-            address=lambda: room.current.address if room.current else None,
-            load=lambda: room.current.log.last_line if room.current else "",
+            members=lambda: room.current.body.tree.look() if room.current else [],
+            address=lambda: room.current.body.address if room.current else None,
+            load=lambda: room.current.load.line if room.current else "",
             requests=self._request_counts,
             executions=lambda: self._journal.executions,
             available_bytes=lambda: psutil.virtual_memory().available,

@@ -1,0 +1,243 @@
+"""Writes an evidence bundle: what the engine's processes were doing, before anything touches them.
+
+Rules:
+* Best effort, and never in the way: every tool has `TOOL_LIMIT` seconds, everything together `LIMIT`; what failed, was
+  not allowed or took too long is a line in the bundle. Nothing here raises, and nothing here stops the engine.
+* Threads are read from /proc (state, wchan, CPU time), which needs no ptrace: it works in containers where py-spy does
+  not. CPU is read twice, a second apart: a thread that spins and one that sleeps look alike otherwise.
+* Reading and writing happen in a thread that is left behind when it hangs: a wedged disk or driver must not stop us.
+* Directories 0700, files 0600, each at most `FILE_LIMIT` bytes; number and total size of the bundles are bounded.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from vllm_supervisor.core.incident import Bundle, surplus
+
+TOOL_LIMIT = 5.0
+LIMIT = 10.0
+FILE_LIMIT = 1024 * 1024
+BETWEEN_CPU = 1.0
+# More threads than any engine has; past this the listing is cut, and says so.
+THREADS_KEPT = 2000
+# Of the engine's processes, those a stack dump is tried of: the API server, EngineCores and workers of one machine.
+DUMPED = 10
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One bundle: its number (0 when no directory could be made), where it is, and what could not be had."""
+
+    number: int
+    path: Path
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Notes:
+    problems: list[str] = field(default_factory=list)
+
+
+async def write_bundle(
+    root: Path,
+    document: Mapping[str, Any],
+    pids: Sequence[int],
+    *,
+    search_path: str,
+    keep: int,
+    max_size: int,
+) -> Written:
+    """Make the next bundle below `root` and return when it is written, or when its time is over.
+
+    `pids` are the engine's processes, the main one first; `search_path` is where py-spy and nvidia-smi are looked for.
+    """
+    notes = _Notes()
+    made: list[tuple[int, Path]] = []
+    with trio.move_on_after(LIMIT) as scope:
+        try:
+            made.append(await _thread(_next_directory, root))
+            number, path = made[0]
+            await _thread(_write_json, path / "incident.json", {"number": number, **document, "complete": False})
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_threads, path, list(pids), notes)
+                nursery.start_soon(_tools, path, list(pids), search_path, notes)
+            problems = {"problems": notes.problems, "complete": True}
+            await _thread(_write_json, path / "incident.json", {"number": number, **document, **problems})
+            await _thread(_prune, root, keep, max_size)
+        except OSError as fault:
+            notes.problems.append(f"the bundle could not be written: {fault.strerror or fault}")
+    if scope.cancelled_caught:
+        notes.problems.append(f"not everything was collected within {LIMIT:.0f} s")
+    number, path = made[0] if made else (0, root)
+    return Written(number, path, tuple(notes.problems))
+
+
+async def _thread(call: Any, *arguments: Any) -> Any:
+    return await trio.to_thread.run_sync(partial(call, *arguments), abandon_on_cancel=True)
+
+
+# -- processes -------------------------------------------------------------------------------------------------------
+
+
+async def _threads(path: Path, pids: list[int], notes: _Notes) -> None:
+    """Write every thread's state, wchan and CPU time, and what they used between two looks."""
+    first = await _thread(_look, pids)
+    await trio.sleep(BETWEEN_CPU)
+    second = await _thread(_look, pids)
+    if not second:
+        notes.problems.append("no thread of the engine could be read")
+    lines = [f"{'pid':>8} {'tid':>8} {'name':<16} {'state':<5} {'cpu s':>10} {'in 1 s':>7}  wchan"]
+    for key, (name, state, cpu, wchan) in list(second.items())[:THREADS_KEPT]:
+        used = cpu - first[key][2] if key in first else cpu
+        lines.append(f"{key[0]:>8} {key[1]:>8} {name:<16} {state:<5} {cpu:>10.2f} {used:>7.2f}  {wchan}")
+    if len(second) > THREADS_KEPT:
+        lines.append(f"… and {len(second) - THREADS_KEPT} more")
+    await _thread(_write, path / "threads.txt", "\n".join([*lines, ""]))
+    await _thread(_write, path / "meminfo.txt", _read("/proc/meminfo"))
+
+
+def _look(pids: list[int]) -> dict[tuple[int, int], tuple[str, str, float, str]]:
+    """Return {(pid, tid): (name, state, CPU seconds, wchan)} of all threads that can be read."""
+    found = {}
+    for pid in pids:
+        try:
+            tids = sorted(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir())
+        except OSError:
+            continue
+        for tid in tids:
+            stat = _read(f"/proc/{pid}/task/{tid}/stat")
+            name, _, rest = stat.partition("(")[2].rpartition(")")
+            fields = rest.split()
+            if len(fields) < 13:
+                continue
+            cpu = (int(fields[11]) + int(fields[12])) / _TICKS
+            found[pid, tid] = (name, fields[0], cpu, _read(f"/proc/{pid}/task/{tid}/wchan") or "-")
+    return found
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+# -- tools -----------------------------------------------------------------------------------------------------------
+
+
+async def _tools(path: Path, pids: list[int], search_path: str, notes: _Notes) -> None:
+    """Run what is installed, all at once, each into a file of its own."""
+    commands = {}
+    spy = shutil.which("py-spy", path=search_path)
+    if spy is None:
+        notes.problems.append("py-spy is not installed: no stack dumps")
+    else:
+        # Without `--nonblocking` it would stop the process it looks at.
+        commands = {f"py-spy-{pid}": [spy, "dump", "--nonblocking", "--pid", str(pid)] for pid in pids[:DUMPED]}
+    smi = shutil.which("nvidia-smi", path=search_path)
+    if smi is not None:
+        commands["nvidia-smi"] = [smi]
+    async with trio.open_nursery() as nursery:
+        for name, command in commands.items():
+            nursery.start_soon(_tool, path / f"{name}.txt", command, search_path, notes)
+
+
+async def _tool(file: Path, command: list[str], search_path: str, notes: _Notes) -> None:
+    """Run one tool, its output into `file`; what outlives its time is killed and not waited for."""
+    name = file.stem
+    try:
+        fd = await _thread(_create, file)
+    except OSError as fault:
+        notes.problems.append(f"{name}: {fault.strerror}")
+        return
+    try:
+        # A plain Popen: trio's own forks in a worker thread and would wait for the child, which may never end.
+        child = subprocess.Popen(  # noqa: ASYNC220 - see above; the fork takes a millisecond, nothing waits
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=fd,
+            stderr=fd,
+            env={"PATH": search_path, "LC_ALL": "C.UTF-8"},
+            start_new_session=True,
+        )
+    except OSError as fault:
+        notes.problems.append(f"{name}: {fault.strerror}")
+        return
+    finally:
+        os.close(fd)
+    pidfd = os.pidfd_open(child.pid)
+    try:
+        with trio.move_on_after(TOOL_LIMIT) as scope:
+            await trio.lowlevel.wait_readable(pidfd)
+        if scope.cancelled_caught:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            notes.problems.append(f"{name} gave no answer within {TOOL_LIMIT:.0f} s")
+            # A tool that hangs in a driver outlives even that; it must not hold us, so the rest is a short look.
+            with trio.move_on_after(0.5):
+                await trio.lowlevel.wait_readable(pidfd)
+    finally:
+        os.close(pidfd)
+    status = child.poll()
+    if status is None:
+        child.returncode = -signal.SIGKILL  # given up; whoever reaps orphans gets it when the driver lets go
+    elif status != 0 and not scope.cancelled_caught:
+        notes.problems.append(f"{name} ended with status {status}")
+    await _thread(_bound, file)
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def _next_directory(root: Path) -> tuple[int, Path]:
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    number = max(_numbers(root), default=0) + 1
+    path = root / str(number)
+    path.mkdir(mode=0o700)
+    return number, path
+
+
+def _numbers(root: Path) -> list[int]:
+    return [int(path.name) for path in root.iterdir() if path.name.isdecimal() and path.is_dir()]
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _write(path: Path, text: str) -> None:
+    with open(_create(path), "wb") as file:
+        file.write(text.encode("utf-8", "replace")[:FILE_LIMIT])
+
+
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    text = json.dumps(document, indent=1, default=str)
+    draft = path.with_suffix(".new")
+    with open(_create(draft), "wb") as file:
+        file.write(text.encode())
+    draft.replace(path)
+
+
+def _bound(path: Path) -> None:
+    if path.stat().st_size > FILE_LIMIT:
+        os.truncate(path, FILE_LIMIT)
+
+
+def _prune(root: Path, keep: int, max_size: int) -> None:
+    bundles = [
+        Bundle(number, sum(file.stat().st_size for file in (root / str(number)).iterdir())) for number in _numbers(root)
+    ]
+    for number in surplus(bundles, keep, max_size):
+        shutil.rmtree(root / str(number), ignore_errors=True)

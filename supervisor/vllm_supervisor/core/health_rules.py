@@ -1,0 +1,350 @@
+"""The verdicts as a table: which situation is called what, in the order in which they are asked.
+
+Rules:
+* Each rule looks at one `Situation` and answers with a `Finding` or with None; the first answer is the verdict.
+* `stuck` is only ever said on proof: demand that no gauge can feign was there, through all the waits, without progress;
+  or a probe failed. Everything short of that is `suspect`, which changes nothing for users.
+* Slow is neither idle nor dead; refused is not saturated; what an operator did on purpose is not a hang; steps that go
+  on while nothing completes are `degraded`, which takes readiness and kills nothing.
+* A finding's sentence is for people, its evidence is the numbers it rests on. Rules log nothing and change nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from vllm_supervisor.core.progress import Track
+from vllm_supervisor.core.samples import MetricsSample, Observation, ScrapeFault
+from vllm_supervisor.core.words import Verdict
+
+# Engine-side errors in a row before `failing` is considered at all: one bad request is not a sick engine.
+FAILING_COUNT = 3
+# The same for probes, of which there is one a minute.
+FAILING_PROBES = 2
+# An engine that made progress this recently is not gone, whatever its listener says.
+MOVES = 10.0
+
+Value = str | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class HealthPolicy:
+    """The waits of the judgement, in seconds; each pair is two looks in a row before `stuck` may be said."""
+
+    waits: tuple[float, float] = (150.0, 150.0)
+    waits_slow: tuple[float, float] = (360.0, 360.0)
+    compile_extension: float = 600.0
+    failing_after: float = 30.0
+    settle: float = 600.0  # what stops this soon after ready may be a kernel's first compile: the slow waits count
+
+    @property
+    def late_limit(self) -> float:
+        """How late our own tick may be before nothing measured across it counts."""
+        return max(2.0, self.waits[0] / 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """One tick, put together: what was seen, the clocks as they stand, and what is known of the life that is judged."""
+
+    seen: Observation
+    policy: HealthPolicy
+    tracks: Mapping[str, Track]  # by engine label
+    whole: Track
+    metrics: MetricsSample | None  # the last read, whatever it gave
+    running: float | None
+    waiting: float | None
+    tokens_per_s: float | None
+    steps_per_s: float | None
+    alternating: bool
+    unproven: bool  # counters began a new life, and nothing has been answered since
+    pardoned_5xx: int  # errors in a row that a later answered probe has outweighed
+
+    @property
+    def now(self) -> float:
+        """The time of the observation."""
+        return self.seen.at
+
+    @property
+    def source(self) -> str:
+        """What the verdict rests on."""
+        if self.seen.beacons:
+            return "beacon"
+        if self.metrics is not None and self.metrics.fault is None:
+            return "metrics"
+        return "front door" if self.seen.door is not None else "nothing"
+
+    def waits_for(self, track: Track) -> tuple[float, float]:
+        """Return the waits that hold for a track just now."""
+        ready_at, door = self.seen.ready_at, self.seen.door
+        settled = ready_at is None or track.clock is None or track.clock - ready_at >= self.policy.settle
+        calm = door is None or door.admin_calls == 0
+        return self.policy.waits if track.in_decode and settled and calm else self.policy.waits_slow
+
+    def needed(self, track: Track) -> float:
+        """Return how long a track may show demand without progress before it is proof."""
+        return sum(self.waits_for(track)) + (self.policy.compile_extension if track.extended else 0.0)
+
+    def expired(self, track: Track) -> bool:
+        """Whether the waits of a track are over."""
+        return track.clock is not None and track.age(self.now) >= self.needed(track)
+
+    def proven(self, track: Track) -> bool:
+        """Whether the waits are over and the demand through them is beyond doubt."""
+        if not self.expired(track) or track.clock is None:
+            return False
+        needed, probe = self.needed(track), self.seen.probe
+        if track.open_now and track.demand_s >= needed / 2:
+            return True
+        if probe.failed_at is not None and probe.failed_at > track.clock:
+            return True
+        return probe.sent_at is not None and self.now - probe.sent_at >= needed
+
+    def all_tracks(self) -> list[tuple[str, Track]]:
+        """Return the engines' tracks and the whole server's, with a name for people."""
+        several = len(self.tracks) > 1
+        named = [(f"engine {label}" if several and label else "the engine", t) for label, t in self.tracks.items()]
+        return [*named, ("the server", self.whole)]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule found. `confirmed`: it is proven, and the engine may be restarted for it."""
+
+    verdict: Verdict
+    sentence: str
+    evidence: dict[str, Value] = field(default_factory=dict)
+    confirmed: bool = False
+    wants_probe: bool = False
+
+
+def _dead(s: Situation) -> Finding | None:
+    if s.seen.processes is not None and not s.seen.processes.alive:
+        return Finding(Verdict.DEAD, "the engine's process is gone")
+    return None
+
+
+def _starting(s: Situation) -> Finding | None:
+    if s.seen.ready_at is None:
+        return Finding(Verdict.STARTING, "the engine is starting; a start is not judged by progress of steps")
+    return None
+
+
+def _alternating(s: Situation) -> Finding | None:
+    if s.alternating:
+        return Finding(
+            Verdict.UNJUDGEABLE,
+            "start times alternate between reads: a proxy stands in between; check the backends directly",
+        )
+    return None
+
+
+def _refused(s: Situation) -> Finding | None:
+    if s.metrics is None or s.metrics.fault is not ScrapeFault.REFUSED:
+        return None
+    moved = [track.moved_at for track in [*s.tracks.values(), s.whole] if track.moved_at is not None]
+    if moved and s.now - max(moved) < MOVES:
+        return None
+    known = "although its process lives" if s.seen.processes is not None else "at this address"
+    return Finding(Verdict.UNREACHABLE, f"nobody listens {known}: not saturated, and not idle")
+
+
+def _asleep(s: Situation) -> Finding | None:
+    if any(track.series is not None and track.series.asleep for track in s.tracks.values()):
+        return Finding(Verdict.ASLEEP, "the engine was put to sleep; it makes no steps until it is woken")
+    return None
+
+
+def _paused(s: Situation) -> Finding | None:
+    if s.seen.paused or any(track.beacon is not None and track.beacon.paused for track in s.tracks.values()):
+        return Finding(Verdict.PAUSED, "the scheduler was paused; requests wait until it is resumed")
+    return None
+
+
+def _stuck(s: Situation) -> Finding | None:
+    turns = any(track.loop_turns for track in s.tracks.values())
+    for name, track in s.all_tracks():
+        if s.proven(track) and not (track.loop_turns or (turns and track is s.whole)):
+            age = track.age(s.now)
+            return Finding(
+                Verdict.STUCK,
+                f"{name} has had work for {age:.0f} s without progress{_step(s, track)}",
+                _clock(s, track, name),
+                confirmed=True,
+            )
+    return None
+
+
+def _failing(s: Situation) -> Finding | None:
+    door, probe = s.seen.door, s.seen.probe
+    if door is None or door.engine_5xx_since is None or door.engine_5xx - s.pardoned_5xx < FAILING_COUNT:
+        return None
+    since = max(door.engine_5xx_since, probe.answered_at or door.engine_5xx_since)
+    if s.now - since < s.policy.failing_after or (door.last_success_at or 0.0) > since:
+        return None
+    failed = probe.failed_at is not None and probe.failed_at > since
+    tail = "and a probe failed as well" if failed else "a probe decides"
+    return Finding(
+        Verdict.FAILING,
+        f"{door.engine_5xx} requests in a row ended in an error of the engine for {s.now - since:.0f} s; {tail}",
+        {"engine_5xx": door.engine_5xx, "failing_s": round(s.now - since, 1)},
+        confirmed=failed,
+        wants_probe=not failed,
+    )
+
+
+def _probes_fail(s: Situation) -> Finding | None:
+    door, probe = s.seen.door, s.seen.probe
+    if probe.failures == 0 or probe.failing_since is None:
+        return None
+    if door is not None and (door.last_success_at or 0.0) > probe.failing_since:
+        return None
+    age = s.now - probe.failing_since
+    if probe.failures < FAILING_PROBES or age < s.policy.failing_after:
+        return Finding(Verdict.SUSPECT, "a probe failed; the next one decides", wants_probe=True)
+    return Finding(
+        Verdict.FAILING,
+        f"{probe.failures} probes in a row failed for {age:.0f} s, and no request succeeded in that time",
+        {"probe_failures": probe.failures, "failing_s": round(age, 1)},
+        confirmed=True,
+    )
+
+
+def _degraded(s: Situation) -> Finding | None:
+    for name, track in s.all_tracks():
+        if s.expired(track) and track.loop_turns:
+            return Finding(
+                Verdict.DEGRADED,
+                f"{name} makes empty steps only: {_number(s.waiting)} waiting, nothing scheduled for "
+                f"{track.age(s.now):.0f} s",
+                _clock(s, track, name),
+            )
+        if track.starved and not s.expired(track):
+            return Finding(
+                Verdict.DEGRADED,
+                f"{name} makes steps, but has completed nothing for {s.now - track.starved_at:.0f} s while "
+                f"{_number(s.waiting)} wait",
+                _clock(s, track, name) | {"nothing_completed_s": round(s.now - track.starved_at, 1)},
+            )
+    return None
+
+
+def _blind(s: Situation) -> Finding | None:
+    if s.source != "nothing":
+        return None
+    fault = s.metrics.fault if s.metrics is not None else None
+    if fault in {ScrapeFault.TIMEOUT, ScrapeFault.BROKEN}:
+        return Finding(
+            Verdict.SUSPECT, "/metrics gives no whole answer in time: saturated or stopped, neither idle nor dead"
+        )
+    said = f"status {s.metrics.status}" if s.metrics is not None and s.metrics.status is not None else "nothing"
+    if fault is ScrapeFault.NO_SERIES:
+        said = "no series of an engine"
+    return Finding(Verdict.UNJUDGEABLE, f"/metrics has {said}: neither idle nor hung can be told from that")
+
+
+def _restarted(s: Situation) -> Finding | None:
+    if s.unproven:
+        return Finding(
+            Verdict.SUSPECT,
+            "restarted: the counters began a new life between two reads; an answer is needed to judge it",
+            wants_probe=not s.running and not s.waiting,
+        )
+    return None
+
+
+def _suspect(s: Situation) -> Finding | None:
+    for name, track in s.all_tracks():
+        age = track.age(s.now)
+        if track.clock is not None and age >= s.waits_for(track)[0]:
+            rest = s.needed(track) - age
+            tail = f"stuck in {rest:.0f} s" if rest > 0 else "a probe decides, no request is open that could"
+            if track.extended:
+                tail += f", extended once by {s.policy.compile_extension:.0f} s because compilers run"
+            return Finding(
+                Verdict.SUSPECT,
+                f"{name} has had work for {age:.0f} s without progress{_step(s, track)}; {tail}",
+                _clock(s, track, name),
+                wants_probe=True,
+            )
+    return None
+
+
+def _busy(s: Situation) -> Finding | None:
+    tracks = [track for _name, track in s.all_tracks() if track.seen_at == s.now]
+    if not tracks and not (s.seen.door is not None and s.seen.door.in_flight):
+        return None
+    running, waiting = s.running, s.waiting
+    if s.source == "front door" and s.seen.door is not None:
+        parts = [f"{s.seen.door.in_flight} in flight, no engine series to judge by"]
+    else:
+        parts = [f"{_number(running)} running", f"{_number(waiting)} waiting"]
+    parts += [
+        f"{value:.0f} {unit}"
+        for value, unit in ((s.tokens_per_s, "tokens/s"), (s.steps_per_s, "steps/s"))
+        if value is not None
+    ]
+    age = max((track.age(s.now) for track in tracks), default=0.0)
+    healthy = age < s.policy.late_limit
+    words = "busy and healthy" if healthy else f"busy, no progress for {age:.0f} s, which a long step may take"
+    return Finding(Verdict.BUSY, f"{words}: {', '.join(parts)}")
+
+
+def _idle(s: Situation) -> Finding:
+    answered = s.seen.probe.answered_at
+    tail = f"; the last probe was answered {s.now - answered:.0f} s ago" if answered is not None else ""
+    blind = "; no engine series: judged by the front door and probes alone" if s.source == "front door" else ""
+    return Finding(Verdict.IDLE, f"idle: nothing runs and nothing waits{tail}{blind}", wants_probe=True)
+
+
+# The order is the decision: what is asked first is said.
+RULES: tuple[Callable[[Situation], Finding | None], ...] = (
+    _dead,
+    _starting,
+    _alternating,
+    _asleep,
+    _paused,
+    _stuck,
+    _failing,
+    _refused,
+    _probes_fail,
+    _degraded,
+    _blind,
+    _restarted,
+    _suspect,
+    _busy,
+    _idle,
+)
+
+
+def find(situation: Situation) -> Finding:
+    """Return the finding of the first rule that applies."""
+    for rule in RULES:
+        finding = rule(situation)
+        if finding is not None:
+            return finding
+    raise AssertionError  # `_idle` always answers
+
+
+def _number(value: float | None) -> str:
+    return "an unknown number" if value is None else f"{value:.0f}"
+
+
+def _step(s: Situation, track: Track) -> str:
+    """Describe the open step of a track in words, where a beacon shows one."""
+    beacon = track.beacon
+    if beacon is None or not beacon.in_step:
+        return ""
+    kind = "prefill" if beacon.open_prefill else "decode"
+    return f": a {kind} step of {beacon.open_tokens} tokens has been open for {s.now - beacon.open_since:.0f} s"
+
+
+def _clock(s: Situation, track: Track, name: str) -> dict[str, Value]:
+    """Return the numbers of one track's clock."""
+    return {
+        "what": name,
+        "no_progress_s": round(track.age(s.now), 1),
+        "stuck_after_s": round(s.needed(track), 1),
+        "demand_s": round(track.demand_s, 1),
+        "waits": "decode" if s.waits_for(track) == s.policy.waits else "slow",
+        "extended": track.extended,
+    }

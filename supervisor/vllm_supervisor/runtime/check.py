@@ -1,0 +1,175 @@
+"""Checks servers that are not ours: reads, waits, reads again, and sends one probe where nobody is served.
+
+Rules:
+* Nothing is sent but reads unless the server is idle by its own metrics, read just before.
+* Every read has a limit of its own, and each uses a new connection: a proxy that spreads them is found out.
+* Several servers are checked at the same time; none waits for another.
+"""
+
+import json
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import trio
+
+from vllm_supervisor.adapters import engine_probe
+from vllm_supervisor.adapters.engine_probe import Site
+from vllm_supervisor.core.check import (
+    Checked,
+    Target,
+    conclude,
+    of_health,
+    of_proxy,
+    policy,
+    recall,
+    remember,
+    with_probe,
+)
+from vllm_supervisor.core.health import Judgement, Memory, judge
+from vllm_supervisor.core.health_rules import HealthPolicy
+from vllm_supervisor.core.metrics_scan import metrics_sample
+from vllm_supervisor.core.probe import IS_PAUSED_PATH, METRICS_PATH, MODELS_PATH, PROBE_ID_PREFIX
+from vllm_supervisor.core.samples import Observation
+from vllm_supervisor.core.words import Verdict
+
+# Verdicts that another read would not change.
+_SETTLED = {Verdict.UNREACHABLE, Verdict.UNJUDGEABLE, Verdict.ASLEEP, Verdict.PAUSED, Verdict.STUCK}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """How to check. Times in seconds; `waits` None: two reads `short` apart."""
+
+    waits: tuple[float, float] | None = None
+    proxy: bool = False
+    probe: bool = True
+    model: str | None = None
+    api_key: str | None = None
+    short: float = 1.0
+    again: float = 0.3  # between the reads that tell a restart from a proxy
+    read_limit: float = 10.0
+    probe_limit: float = 30.0
+
+
+async def check_all(
+    targets: list[Target], options: CheckOptions, remembered: Mapping[str, Any] | None
+) -> tuple[list[Checked], dict[str, Any]]:
+    """Check every target; return the results in their order, and what is to be remembered by URL.
+
+    `remembered` None: nothing is kept between runs.
+    """
+    found: dict[int, Checked] = {}
+    kept: dict[str, Any] = {}
+
+    async def one(index: int, target: Target) -> None:
+        check = _Check(target, options)
+        memory = recall(remembered.get(target.url)) if remembered is not None else None
+        found[index] = await check.run(memory, stateful=remembered is not None)
+        kept[target.url] = remember(check.memory)
+
+    async with trio.open_nursery() as nursery:
+        for index, target in enumerate(targets):
+            nursery.start_soon(one, index, target)
+    return [found[index] for index in range(len(targets))], kept
+
+
+class _Check:
+    """The check of one server."""
+
+    def __init__(self, target: Target, options: CheckOptions) -> None:
+        self.target = target
+        self.options = options
+        self.memory = Memory()
+        self.restarted = False
+        self.site = Site(
+            target.host, target.prefix, ssl.create_default_context() if target.tls else None, options.api_key
+        )
+
+    async def run(self, earlier: Memory | None, *, stateful: bool) -> Checked:
+        """Return what the server is."""
+        if self.options.proxy:
+            reply = await self._get(MODELS_PATH)
+            return of_proxy(self.target.url, reply.reach, reply.status, reply.body)
+        health = await engine_probe.health(self.target.address, site=self.site, timeout=self.options.read_limit)
+        said = of_health(self.target.url, health.status, health.body)
+        if said is not None:
+            return await self._unless_scaling(said)
+        paused = await self._paused()
+        if earlier is not None:
+            self.memory = earlier
+        waits, short = self.options.waits, self.options.short
+        rules = policy(waits, remembered=stateful and earlier is not None)
+        judgement = await self._read(rules, paused)
+        if earlier is None:
+            end = time.monotonic() + (short if waits is None or stateful else sum(waits))
+            while judgement.verdict not in _SETTLED and (rest := end - time.monotonic()) > 0:
+                await trio.sleep(min(short, rest))
+                judgement = await self._read(rules, paused)
+                if judgement.verdict is Verdict.IDLE or judgement.progress_at is not None or judgement.restarted:
+                    break
+        if self.restarted:
+            for _ in range(3):
+                await trio.sleep(self.options.again)
+                judgement = await self._read(rules, paused)
+        sure = waits is not None or earlier is not None
+        result = conclude(self.target.url, judgement, restarted=self.restarted, sure=sure)
+        read = judgement.evidence.get("scrape") == "ok" and judgement.running is not None
+        if self.options.probe and read and not judgement.running and not judgement.waiting and judgement.wants_probe:
+            return await self._probe(result)
+        return result
+
+    async def _unless_scaling(self, said: Checked) -> Checked:
+        """Take a 503 of /health for what it says, unless every path says it: an engine that is being scaled does."""
+        if said.verdict is Verdict.DEAD:
+            reply = await self._get(METRICS_PATH)
+            if reply.status == 503:
+                return replace(
+                    said, verdict=Verdict.SUSPECT, sentence="every path answers 503: it scales, or goes down"
+                )
+        return said
+
+    async def _read(self, rules: HealthPolicy, paused: bool | None) -> Judgement:
+        reply = await engine_probe.metrics(self.target.address, site=self.site, timeout=self.options.read_limit)
+        now = time.monotonic()
+        seen = Observation(
+            at=now,
+            ready_at=0.0,
+            metrics=metrics_sample(now, reply.reach, reply.status, reply.body),
+            paused=paused,
+        )
+        self.memory, judgement = judge(self.memory, seen, rules)
+        self.restarted = self.restarted or judgement.restarted
+        return judgement
+
+    async def _paused(self) -> bool | None:
+        """Ask whether an operator paused it; a server that does not offer the question is not paused."""
+        reply = await self._get(IS_PAUSED_PATH)
+        if not reply.ok:
+            return None
+        try:
+            return json.loads(reply.body)["is_paused"] is True
+        except (ValueError, LookupError, TypeError):
+            return None
+
+    async def _get(self, path: str) -> engine_probe.Reply:
+        return await engine_probe.exchange(
+            self.target.address, "GET", path, site=self.site, timeout=self.options.read_limit
+        )
+
+    async def _probe(self, found: Checked) -> Checked:
+        """Ask an idle server for one token, and wait as long as the waits say."""
+        waits = self.options.waits
+        limit = self.options.probe_limit if waits is None else sum(waits)
+        begin = trio.current_time()
+        result = None
+        with trio.move_on_after(limit):
+            result = await engine_probe.probe(
+                self.target.address,
+                model=self.options.model,
+                request_id=f"{PROBE_ID_PREFIX}check-{time.monotonic_ns():x}",
+                site=self.site,
+            )
+        return with_probe(found, result, trio.current_time() - begin, sure=waits is not None)

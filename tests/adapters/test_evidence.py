@@ -1,0 +1,109 @@
+"""Bundles on disk: complete, private, bounded, and never in the way."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import trio_test
+
+from vllm_supervisor.adapters import evidence
+from vllm_supervisor.adapters.evidence import Written, write_bundle
+
+MINE = [os.getpid()]
+
+
+def tool(directory: Path, name: str, script: str) -> None:
+    """Put an executable script on the search path of this test."""
+    path = directory / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+async def write(tmp_path: Path, **more: int) -> Written:
+    """Write one bundle about this process."""
+    bounds = {"keep": 20, "max_size": 10**9} | more
+    return await write_bundle(
+        tmp_path / "incidents", {"cause": "stuck"}, MINE, search_path=f"{tmp_path}:/usr/bin:/bin", **bounds
+    )
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the two looks at CPU times right after each other."""
+    monkeypatch.setattr(evidence, "BETWEEN_CPU", 0.01)
+
+
+@trio_test
+async def test_a_bundle_is_complete_and_private(tmp_path: Path) -> None:
+    """A bundle holds threads with state and wchan, memory, and its document; nobody else may read it."""
+    tool(tmp_path, "nvidia-smi", "echo all well; echo $HOME $SECRET")
+    os.environ["SECRET"] = "secret"
+    written = await write(tmp_path)
+    del os.environ["SECRET"]
+    assert (written.number, written.path.name) == (1, "1")
+    assert written.path.stat().st_mode & 0o777 == 0o700
+    files = {path.name: path for path in written.path.iterdir()}
+    assert set(files) == {"incident.json", "threads.txt", "meminfo.txt", "nvidia-smi.txt"}
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in files.values())
+    document = json.loads(files["incident.json"].read_text())
+    assert (document["number"], document["cause"], document["complete"]) == (1, "stuck", True)
+    assert document["problems"] == ["py-spy is not installed: no stack dumps"]
+    assert f"{os.getpid():>8} {os.getpid():>8}" in files["threads.txt"].read_text()
+    assert "MemAvailable" in files["meminfo.txt"].read_text()
+    assert files["nvidia-smi.txt"].read_text() == "all well\n\n"
+
+
+@trio_test
+async def test_a_tool_that_is_not_allowed_is_noted(tmp_path: Path) -> None:
+    """A py-spy without the right to trace leaves its words and its status, and the bundle is complete."""
+    tool(tmp_path, "py-spy", "echo Permission denied >&2; exit 1")
+    written = await write(tmp_path)
+    assert written.problems == (f"py-spy-{os.getpid()} ended with status 1",)
+    assert (written.path / f"py-spy-{os.getpid()}.txt").read_text() == "Permission denied\n"
+
+
+@trio_test
+async def test_a_tool_that_hangs_is_killed_and_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool over its time is killed, and the rest of the bundle does not wait for it."""
+    monkeypatch.setattr(evidence, "TOOL_LIMIT", 0.1)
+    tool(tmp_path, "nvidia-smi", "exec sleep 1000")
+    with trio.fail_after(5):
+        written = await write(tmp_path)
+    assert "nvidia-smi gave no answer within 0 s" in written.problems
+    assert json.loads((written.path / "incident.json").read_text())["complete"]
+
+
+@trio_test
+async def test_a_talkative_tool_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file of a bundle grows over its bound."""
+    monkeypatch.setattr(evidence, "FILE_LIMIT", 1000)
+    tool(tmp_path, "nvidia-smi", "head -c 5000 /dev/zero")
+    written = await write(tmp_path)
+    assert (written.path / "nvidia-smi.txt").stat().st_size == 1000
+
+
+@trio_test
+async def test_bundles_are_numbered_and_the_oldest_go(tmp_path: Path) -> None:
+    """Numbers rise, also over removed bundles, and no more than the bound are kept."""
+    numbers = [(await write(tmp_path, keep=2)).number for _ in range(4)]
+    assert numbers == [1, 2, 3, 4]
+    assert sorted(path.name for path in (tmp_path / "incidents").iterdir()) == ["3", "4"]
+
+
+@trio_test
+async def test_a_place_that_cannot_be_written_is_a_problem_and_no_error(tmp_path: Path) -> None:
+    """Where no bundle can be made its absence is reported, and nothing is raised."""
+    (tmp_path / "incidents").write_text("a file")
+    written = await write(tmp_path)
+    assert written.number == 0
+    assert written.problems[0].startswith("the bundle could not be written")
+
+
+@trio_test
+async def test_processes_that_are_gone_leave_a_note(tmp_path: Path) -> None:
+    """An engine that died meanwhile still gets its bundle."""
+    written = await write_bundle(tmp_path, {}, [2**22 + 1], search_path=str(tmp_path), keep=1, max_size=10**9)
+    assert "no thread of the engine could be read" in written.problems
+    assert json.loads((written.path / "incident.json").read_text())["complete"]
