@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import vllm_supervisor.runtime
 from vllm_supervisor.cli.main import main
 from vllm_supervisor.core.address import TcpAddress, UnixAddress
 from vllm_supervisor.core.engine_command import EngineKind, Transport
@@ -46,7 +45,6 @@ def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     app = types.ModuleType("vllm_supervisor.runtime.app")
     app.run = lambda plan: made.plans.append(plan) or 0  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, app.__name__, app)
-    monkeypatch.setattr(vllm_supervisor.runtime, "app", app, raising=False)
     monkeypatch.setenv("PATH", str(made.vllm.parent))
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     return made

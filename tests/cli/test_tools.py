@@ -75,6 +75,12 @@ def test_status_on_one_screen(control: Control, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == SCREEN
 
 
+def test_a_run_directory_of_ones_own_choice_is_taken_at_its_word(control: Control) -> None:
+    """With run_dir given, --name is the instance's name and not the directory's."""
+    control.answer("/status", {})
+    assert control.run("--name", "anything", "status") == 0
+
+
 def test_status_as_json(control: Control, capsys: pytest.CaptureFixture[str]) -> None:
     """--json gives the object as it came."""
     control.answer("/status", STATUS)

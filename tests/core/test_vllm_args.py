@@ -58,6 +58,8 @@ def test_undecidable_lines(line: str, message: str) -> None:
         ("m --brand-new=--port --port 9", 9, "m"),
         ("--port 9 m", 9, "m"),  # Python 3.12 and newer
         ("m --chat-template", 8000, "m"),
+        ("--hf-overrides.x y m --port 9", 9, "m"),
+        ("-O 3 m --port 9", 9, "m"),
         ("-- m", 8000, "m"),
         ("m -- --port 9", 8000, "m"),
         ("", 8000, "Qwen/Qwen3-0.6B"),
@@ -77,11 +79,18 @@ def test_options_of_other_versions(line: str, port: int, model: str) -> None:
         ("m --api-key a b", {"VLLM_API_KEY": "e"}, ("a", "b")),
         ("m --api-key=", {"VLLM_API_KEY": "e"}, ()),
         ("m", {"VLLM_API_KEY": ""}, ()),
+        ("m --api-key -1 - a", {}, ("-1", "-", "a")),
     ],
 )
 def test_keys(line: str, environ: dict[str, str], keys: tuple[str, ...]) -> None:
     """A given key hides the variable's, even an empty one, which guards nothing."""
     assert parse(line, environ).api_keys == keys
+
+
+def test_a_model_behind_the_file_follows_its_entries() -> None:
+    """Only a model that stands first stays before the file's entries; vLLM takes a later one for a value of the last."""
+    words = ["--config", "x.yaml", "m"]
+    assert read(words, {}, {"model": "x", "served-model-name": ["a"]}).served_model_name == ("a", "m")
 
 
 def test_keys_do_not_show() -> None:

@@ -18,8 +18,7 @@ SERVE = """
 import json, sys, types
 app = types.ModuleType("vllm_supervisor.runtime.app")
 app.run = lambda plan: print(json.dumps(sorted(sys.modules))) or 0
-import vllm_supervisor.runtime
-vllm_supervisor.runtime.app = sys.modules[app.__name__] = app
+sys.modules[app.__name__] = app
 from vllm_supervisor.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
