@@ -13,12 +13,12 @@ UNKNOWN = ExecutionState.UNKNOWN
 
 
 def added(engine_id: str) -> RequestEvent:
-    """The scheduler took a request."""  # noqa: D401 - a fact, in its own words
+    """The scheduler took a request."""
     return RequestEvent("0", 0.0, EventKind.ADDED, engine_id, "", 0)
 
 
 def finished(engine_id: str, status: str = "FINISHED_ABORTED") -> RequestEvent:
-    """The scheduler is done with a request."""  # noqa: D401 - a fact, in its own words
+    """The scheduler is done with a request."""
     return RequestEvent("0", 0.0, EventKind.FINISHED, engine_id, status, 1)
 
 

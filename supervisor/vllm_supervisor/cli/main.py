@@ -32,6 +32,7 @@ COMMANDS = {
     "ledger": "ledger:ledger",
     "gate": "gate:gate",
     "timeouts": "timeouts:timeouts",
+    "check": "check:check",
     "explain-exit": "explain_exit:explain_exit",
     "config": "config_cmd:config",
 }
