@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from fakes.life import START, Engine, Life
-from vllm_supervisor.core.situation import HealthPolicy
 from vllm_supervisor.core.samples import ProbeSample, ProcessSample, ScrapeFault
+from vllm_supervisor.core.situation import HealthPolicy
 from vllm_supervisor.core.words import Verdict
 
 BUSY = Verdict.BUSY

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from vllm_supervisor.core.health import Judgement, Memory, judge
-from vllm_supervisor.core.situation import HealthPolicy
 from vllm_supervisor.core.samples import (
     BeaconSample,
     DoorSample,
@@ -18,6 +17,7 @@ from vllm_supervisor.core.samples import (
     ProcessSample,
     ScrapeFault,
 )
+from vllm_supervisor.core.situation import HealthPolicy
 from vllm_supervisor.core.words import Verdict
 
 INTERVAL = 5.0

@@ -17,10 +17,10 @@ from urllib.parse import unquote, urlsplit
 from vllm_supervisor.core.address import Address, TcpAddress, UnixAddress
 from vllm_supervisor.core.errors import UsageError
 from vllm_supervisor.core.health import Judgement, Memory
-from vllm_supervisor.core.situation import HealthPolicy, Value
 from vllm_supervisor.core.probe import ProbeOutcome, ProbeResult, Reach
 from vllm_supervisor.core.progress import Track
 from vllm_supervisor.core.samples import EngineSeries
+from vllm_supervisor.core.situation import HealthPolicy, Value
 from vllm_supervisor.core.words import Verdict
 
 EXITS: dict[Verdict, int] = {

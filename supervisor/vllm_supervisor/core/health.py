@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 
 from vllm_supervisor.core import progress
 from vllm_supervisor.core.health_rules import find
-from vllm_supervisor.core.situation import Finding, HealthPolicy, Situation, Value
 from vllm_supervisor.core.progress import Track
 from vllm_supervisor.core.samples import EngineSeries, MetricsSample, Observation
+from vllm_supervisor.core.situation import Finding, HealthPolicy, Situation, Value
 from vllm_supervisor.core.words import Verdict
 
 # How many changes of the start time are remembered to tell a restart from two backends behind one address.

@@ -23,6 +23,7 @@ FAILING_PROBES = 2
 # An engine that made progress this recently is not gone, whatever its listener says.
 MOVES = 10.0
 
+
 def _dead(s: Situation) -> Finding | None:
     if s.seen.processes is not None and not s.seen.processes.alive:
         return Finding(Verdict.DEAD, "the engine's process is gone")

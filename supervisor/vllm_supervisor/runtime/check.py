@@ -29,10 +29,10 @@ from vllm_supervisor.core.check import (
     with_probe,
 )
 from vllm_supervisor.core.health import Judgement, Memory, judge
-from vllm_supervisor.core.situation import HealthPolicy
 from vllm_supervisor.core.metrics_scan import metrics_sample
 from vllm_supervisor.core.probe import IS_PAUSED_PATH, METRICS_PATH, MODELS_PATH, PROBE_ID_PREFIX
 from vllm_supervisor.core.samples import Observation
+from vllm_supervisor.core.situation import HealthPolicy
 from vllm_supervisor.core.words import Verdict
 
 # Verdicts that another read would not change.
