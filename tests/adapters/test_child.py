@@ -92,8 +92,8 @@ async def test_the_child_starts_clean() -> None:
 async def test_stop_is_asked_once() -> None:
     """TERM reaches the main process once; a second call sends nothing and says so."""
     child = python(
-        "import signal\n"
-        "signal.signal(signal.SIGTERM, lambda *_: print('term', flush=True))\n"
+        "import os, signal\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'term\\n'))\n"
         "print('ready', flush=True)\n"
         "while True: signal.pause()\n"
     )

@@ -10,13 +10,16 @@ from vllm_supervisor.core.exit_status import ExitEvidence
 from vllm_supervisor.core.facts import Timer
 from vllm_supervisor.core.lifecycle import ImpossibleFact, Moment, Node, Policy, State, Why, engine_state, step
 from vllm_supervisor.core.restart import RestartPolicy
+from vllm_supervisor.core.timeouts import Limits
 from vllm_supervisor.core.words import ClosedReason, Cut, EngineState, Phase
 
 POLICY = Policy(
     restart=RestartPolicy(),
+    limits=Limits(
+        outer=None, outer_owner="nobody", propagation=0.0, drain=60.0, engine_stop=30.0, documentation=5.0, reserve=5.0
+    ),
     start_timeout=1800.0,
     stop_grace=30.0,
-    drain_budget=60.0,
     on_terminal=False,
     has_notify=False,
     is_pid1=False,
@@ -29,7 +32,6 @@ IMPOSSIBLE: dict[type, set[Node]] = {
     facts.SweepFailed: set(Node) - {Node.SWEEPING},
     facts.Spawned: set(Node) - {Node.STARTING, Node.TERMINATING, Node.KILLING},
     facts.SpawnFailed: set(Node) - {Node.STARTING, Node.TERMINATING, Node.KILLING},
-    facts.Documented: set(Node) - {Node.GONE},
     facts.Exited: {Node.BOOTING},
     facts.MemberDied: {Node.BOOTING},
     facts.ReportedDead: {Node.BOOTING},
@@ -50,12 +52,11 @@ FACTS = {
     facts.EvidenceSaved: facts.EvidenceSaved(),
     facts.Exited: facts.Exited(0),
     facts.StopRequested: facts.StopRequested("pid 1"),
-    facts.DrainRequested: facts.DrainRequested("pid 1"),
-    facts.ResumeRequested: facts.ResumeRequested("pid 1"),
     facts.RestartRequested: facts.RestartRequested("pid 1", "a new model"),
+    facts.EngineStopOrdered: facts.EngineStopOrdered(1030.0),
+    facts.EngineKillOrdered: facts.EngineKillOrdered(),
     facts.Drained: facts.Drained(),
     facts.TimerFired: facts.TimerFired(Timer.GRACE),
-    facts.Documented: facts.Documented(),
 }
 
 
@@ -108,7 +109,7 @@ def kinds(given: list[orders.Order]) -> list[type]:
 @pytest.mark.parametrize("node", Node)
 @pytest.mark.parametrize("fact", FACTS)
 def test_every_pair_is_decided(node: Node, fact: type) -> None:
-    """Each pair of node and fact has a cell, unless it stands in the list of what cannot happen."""
+    """Each pair of node and fact of the engine's life has a cell, unless it is listed as impossible."""
     assert ((node, fact) in TABLE) != (node in IMPOSSIBLE.get(fact, set()))
 
 
@@ -116,7 +117,7 @@ def test_every_pair_is_decided(node: Node, fact: type) -> None:
 def test_cells_lead_where_they_say(node: Node, fact: type) -> None:
     """A cell leads only to the nodes it declares, from which the diagram is drawn."""
     state = State(node=node, incarnation=1, pid=100, spawned_at=900.0, ready_at=950.0)
-    after, _ = step(state, FACTS[fact], Moment(1000.0), POLICY, TABLE)
+    after, _ = TABLE[node, fact](state, FACTS[fact], Moment(1000.0), POLICY)
     assert after.node in LEADS_TO[node, fact]
 
 
@@ -171,12 +172,13 @@ def test_stop_drains_then_terminates_once() -> None:
     assert orders.CloseGate(ClosedReason.STOPPING) in given
     assert kinds(given)[-1] is orders.WatchDrain
     assert life.state.phase is Phase.DRAINING
+    assert kinds(life.tell(facts.Drained())) == [orders.CutInFlight, orders.WatchDrain]
     assert kinds(life.tell(facts.Drained())) == [orders.Terminate]
-    life.tell(facts.Exited(-15), facts.SweepDone())
+    assert orders.Document in kinds(life.tell(facts.Exited(-15), facts.SweepDone()))
     assert (life.state.node, life.state.phase) == (Node.GONE, Phase.DOCUMENTING)
     assert life.state.reading is not None
     assert life.state.reading.clean
-    assert kinds(life.tell(facts.Documented())) == [orders.End]
+    assert kinds(life.tell(facts.Documented())) == [orders.EnterPhase, orders.End]
     assert life.state.phase is Phase.ENDED
     assert sum(isinstance(o, orders.Terminate) for o in life.given) == 1
 
@@ -215,7 +217,8 @@ def test_stop_during_the_load_is_short() -> None:
     """VLLM ignores TERM while it loads and nothing was accepted: KILL follows after 5 s."""
     life = Life()
     life.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100))
-    assert kinds(life.tell(facts.StopRequested("pid 1"))) == [orders.CloseGate, orders.Terminate]
+    life.tell(facts.StopRequested("pid 1"))
+    assert kinds(life.tell(facts.Drained()))[-1] is orders.Terminate
     assert kinds(life.fire()) == [orders.KillTree]
     assert life.now == 1005.0
 
@@ -320,7 +323,7 @@ def test_stop_while_unkillable_leaves_and_says_so() -> None:
     """The run ends although a process is left, and remembers it for the exit status."""
     life = Life().ready()
     life.tell(facts.MemberDied(101, "VLLM::EngineCore"), facts.Exited(-9), facts.SweepFailed("pid 101 stays"))
-    life.tell(facts.StopRequested("pid 1"))
+    life.tell(facts.StopRequested("pid 1"), facts.Drained())
     assert life.state.node is Node.GONE
     assert life.state.unkillable
 
@@ -370,3 +373,43 @@ def test_evidence_that_takes_too_long_does_not_hold_the_restart() -> None:
     assert life.now == 1015.0
     life.tell(facts.Exited(0), facts.SweepDone())
     assert life.state.restarts == {"failing": 1}
+
+
+def test_propagation_refuses_but_does_not_stop_yet() -> None:
+    """While routes update, new work is refused and work in flight goes on; the same budget holds all of it."""
+    life = Life(policy=replace(POLICY, limits=replace(POLICY.limits, propagation=10.0))).ready()
+    assert orders.EnterPhase(Phase.ADMISSION_STOP) in life.tell(facts.StopRequested("pid 1"))
+    assert kinds(life.tell(facts.Drained())) == []
+    assert orders.EnterPhase(Phase.DRAINING) in life.fire()
+    assert life.now == 1010.0
+    assert orders.CutInFlight in kinds(life.tell(facts.Drained()))
+
+
+def test_a_stop_takes_over_from_an_ordered_restart() -> None:
+    """A stop that comes while a restart drains has its own whole budget, and nothing starts afterwards."""
+    life = Life().ready()
+    life.tell(facts.RestartRequested("pid 9", "new weights"))
+    life.now += 50.0
+    life.tell(facts.StopRequested("pid 1"))
+    assert life.timers == {Timer.DRAIN: 1110.0}
+    life.tell(facts.Drained(), facts.Drained(), facts.Exited(0), facts.SweepDone())
+    assert life.state.node is Node.GONE
+
+
+def test_nothing_starts_once_we_are_leaving() -> None:
+    """A backoff that ends during a stop starts no engine."""
+    life = Life(policy=replace(POLICY, limits=replace(POLICY.limits, propagation=10.0))).ready()
+    life.crash()
+    life.tell(facts.StopRequested("pid 1"))
+    life.fire()
+    assert life.state.node is Node.WAITING
+    assert sum(isinstance(o, orders.Spawn) for o in life.given) == 1
+
+
+def test_an_engine_that_dies_in_the_drain_ends_it() -> None:
+    """What is in flight is told at once, nothing restarts, and the stop goes on to its documents."""
+    life = Life().ready()
+    life.tell(facts.StopRequested("pid 1"))
+    assert orders.CutInFlight(Cut.ENGINE_FAILED) in life.tell(facts.MemberDied(101, "VLLM::EngineCore"))
+    assert orders.Document in kinds(life.tell(facts.Exited(-9), facts.SweepDone()))
+    assert life.state.phase is Phase.DOCUMENTING

@@ -8,13 +8,16 @@ import trio.testing
 from vllm_supervisor.core import facts, orders
 from vllm_supervisor.core.lifecycle import ImpossibleFact, Node, Policy, State
 from vllm_supervisor.core.restart import RestartPolicy
+from vllm_supervisor.core.timeouts import Limits
 from vllm_supervisor.runtime.loop import Loop
 
 POLICY = Policy(
     restart=RestartPolicy(),
+    limits=Limits(
+        outer=None, outer_owner="nobody", propagation=0.0, drain=60.0, engine_stop=30.0, documentation=5.0, reserve=5.0
+    ),
     start_timeout=1800.0,
     stop_grace=30.0,
-    drain_budget=60.0,
     on_terminal=True,
     has_notify=False,
     is_pid1=False,
@@ -30,7 +33,7 @@ class Script:
         self.seen: list[tuple[float, str]] = []
         self.tell: Callable[[facts.Fact], None] = lambda _fact: None
 
-    def execute(self, order: orders.Order, _state: State) -> None:
+    def execute(self, order: orders.Order) -> None:
         """Note the order and tell its facts."""
         if not isinstance(order, orders.Record):
             self.seen.append((trio.current_time() - 1000.0, type(order).__name__))
@@ -73,7 +76,9 @@ def test_a_deadline_becomes_a_fact_when_it_is_due() -> None:
 
 def test_an_impossible_fact_is_reported_and_the_loop_goes_on() -> None:
     """A fault of ours neither ends the loop nor changes the state."""
-    script = Script({orders.Sweep: [facts.StopRequested("pid 1"), facts.SweepDone()], orders.Document: [facts.Documented()]})
+    script = Script(
+        {orders.Sweep: [facts.StopRequested("pid 1"), facts.SweepDone()], orders.Document: [facts.Documented()]}
+    )
     state, faults = live(script, facts.SweepDone(), facts.Began())
     assert [str(fault) for fault in faults] == ["SweepDone cannot happen while booting"]
     assert state.node is Node.GONE

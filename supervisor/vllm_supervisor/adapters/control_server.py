@@ -170,7 +170,8 @@ async def _read(connection: trio.socket.SocketType, protocol: h11.Connection) ->
             break
         else:
             return None
-    assert request is not None  # h11 gives EndOfMessage only after a Request
+    if request is None:  # cannot be: h11 gives EndOfMessage only after a Request
+        return None
     target = urlsplit(request.target.decode("ascii", "replace"))
     try:
         value = json.loads(body) if body else {}

@@ -131,7 +131,7 @@ def _prepare(path: Path, what: str, key: str) -> None:
     for part in (path, *path.parents):
         if _is_open_to_all(part.parent) and not _is_ours(part):
             raise SetupError(f"{what} {path}: {part} is not this user's own; remove it or set {key}")
-    if not os.access(path, os.W_OK | os.X_OK) or not _can_write(path):
+    if not os.access(path, os.W_OK | os.X_OK):
         raise SetupError(f"{what} {path} is not writable; {mend}")
 
 
@@ -142,12 +142,3 @@ def _is_open_to_all(path: Path) -> bool:
 def _is_ours(path: Path) -> bool:
     found = path.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
-
-
-def _can_write(path: Path) -> bool:
-    """Try it: root may write anywhere by its permissions, and still not on a read-only file system."""
-    try:
-        with tempfile.TemporaryFile(dir=path):
-            return True
-    except OSError:
-        return False

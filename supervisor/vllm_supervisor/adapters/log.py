@@ -10,8 +10,6 @@ from typing import Any
 
 import structlog
 
-from vllm_supervisor.adapters import clock
-
 Sink = Callable[[bytes], None]
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _MARKS = {"debug": "·", "info": " ", "warning": "!", "error": "✗"}
@@ -29,9 +27,15 @@ class _SinkLogger:
     debug = info = warning = error = critical = msg
 
 
-def _stamped(_logger: object, level: str, entry: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    ordered = {"at": clock.stamp(), "level": level, "event": entry.pop("event"), **entry}
-    return {key: value for key, value in ordered.items() if value is not None}
+class _Stamped:
+    """Puts the time first, and leaves out what is not known."""
+
+    def __init__(self, stamp: Callable[[], str]) -> None:
+        self._stamp = stamp
+
+    def __call__(self, _logger: object, level: str, entry: MutableMapping[str, Any]) -> Mapping[str, Any]:
+        ordered = {"at": self._stamp(), "level": level, "event": entry.pop("event"), **entry}
+        return {key: value for key, value in ordered.items() if value is not None}
 
 
 def _readable(_logger: object, _level: str, entry: MutableMapping[str, Any]) -> str:
@@ -44,12 +48,12 @@ def _readable(_logger: object, _level: str, entry: MutableMapping[str, Any]) -> 
     return line + (f"\n{extra}" if extra else "")
 
 
-def build(sink: Sink, *, json: bool, level: str) -> Any:
-    """Make the logger. `level` is one of LEVELS; `json` chooses the form."""
+def build(sink: Sink, *, json: bool, level: str, stamp: Callable[[], str]) -> Any:
+    """Make the logger. `level` is one of LEVELS; `json` chooses the form; `stamp` tells the time, ISO 8601, UTC."""
     render: Any = structlog.processors.JSONRenderer(default=lambda value: type(value).__name__) if json else _readable
     return structlog.wrap_logger(
         _SinkLogger(sink),
-        processors=[_stamped, structlog.processors.format_exc_info, render],
+        processors=[_Stamped(stamp), structlog.processors.format_exc_info, render],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         cache_logger_on_first_use=False,
     )

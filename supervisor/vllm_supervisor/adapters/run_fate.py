@@ -3,8 +3,8 @@
 Rules:
 * Another boot proves everything gone. Within one boot a process is named by (pid, start time), never by its pid alone.
 * The engine is proven gone only when no process that the ledger named lives, and no living process carries the run's
-  mark in its environment. An environment of our own user that cannot be read leaves it unproven; one of another user
-  cannot be the engine's, which runs as we do.
+  mark in its environment. One whose environment we may not read is not the engine's: that runs as we do, and we gave
+  it its environment.
 """
 
 import os
@@ -51,14 +51,9 @@ def _nobody_carries(run: str) -> bool:
         if not directory.name.isdecimal() or int(directory.name) == os.getpid():
             continue
         try:
-            if directory.stat().st_uid == os.geteuid() and has_variables(
-                (directory / "environ").read_bytes(), [(RUN, run)]
-            ):
-                return False
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended meanwhile
+            environ = (directory / "environ").read_bytes()
         except OSError:
-            stat = _stat(int(directory.name))
-            if stat is not None and not stat.dead:
-                return False
+            continue  # it ended meanwhile, or is none of ours
+        if has_variables(environ, [(RUN, run)]):
+            return False
     return True

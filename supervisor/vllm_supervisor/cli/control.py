@@ -25,8 +25,8 @@ def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -
 @click.pass_obj
 def drain(options: GlobalOptions, *, wait: bool, hook: bool, timeout: float | None) -> int:
     """Close admission and let what is in flight finish; `resume` opens it again."""
-    with connect(options) as client:
-        answer = client.post("/drain", {"wait": wait, "hook": hook, "timeout_s": timeout}, patient=wait)
+    client = connect(options)
+    answer = client.post("/drain", {"wait": wait, "hook": hook, "timeout_s": timeout}, patient=wait)
     in_flight = answer.get("in_flight", 0)
     if answer.get("drained"):
         click.echo("drained: nothing is in flight")
@@ -39,8 +39,8 @@ def drain(options: GlobalOptions, *, wait: bool, hook: bool, timeout: float | No
 @click.pass_obj
 def resume(options: GlobalOptions) -> None:
     """Open admission again after a drain."""
-    with connect(options) as client:
-        answer = client.post("/resume", {})
+    client = connect(options)
+    answer = client.post("/resume", {})
     click.echo(f"admission: {answer.get('admission', 'open')}")
 
 
@@ -49,8 +49,8 @@ def resume(options: GlobalOptions) -> None:
 @click.pass_obj
 def restart(options: GlobalOptions, *, reason: str) -> None:
     """Stop the engine in order and start it anew; leaves `parked` as well."""
-    with connect(options) as client:
-        answer = client.post("/restart", {"reason": reason})
+    client = connect(options)
+    answer = client.post("/restart", {"reason": reason})
     click.echo(f"restarting: incarnation {answer.get('incarnation', '?')} is being replaced")
 
 
@@ -58,8 +58,8 @@ def restart(options: GlobalOptions, *, reason: str) -> None:
 @click.pass_obj
 def stop(options: GlobalOptions) -> None:
     """Stop the supervisor in order, as TERM does; returns when the stop has begun."""
-    with connect(options) as client:
-        answer = client.post("/stop", {})
+    client = connect(options)
+    answer = client.post("/stop", {})
     click.echo(f"stopping: phase {answer.get('phase', '?')}")
 
 
@@ -69,6 +69,6 @@ def stop(options: GlobalOptions) -> None:
 @click.pass_obj
 def report(options: GlobalOptions, *, source: str, reason: str) -> None:
     """Hand in another watchdog's complaint: evidence for the verdict, never a restart by itself."""
-    with connect(options) as client:
-        client.post("/report", {"source": source, "reason": reason})
+    client = connect(options)
+    client.post("/report", {"source": source, "reason": reason})
     click.echo("recorded")

@@ -25,7 +25,7 @@ def guarded(run: Callable[[], int | None]) -> int:
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "vllm-supervisor"
         tell([f"{error.format_message()} (see `{command} --help`)"])
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
+    except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         # The reader left (`events | head`): nothing is to be told, and the interpreter must not try to flush.

@@ -21,15 +21,15 @@ _WATCH_INTERVAL = 1.0
 @click.pass_obj
 def status(options: GlobalOptions, *, as_json: bool, watch: bool) -> None:
     """Show the running supervisor at a glance."""
-    with connect(options) as client:
-        if not watch:
+    client = connect(options)
+    if not watch:
+        _show(client.get("/status"), as_json=as_json)
+    elif as_json or not sys.stdout.isatty():
+        while True:
             _show(client.get("/status"), as_json=as_json)
-        elif as_json or not sys.stdout.isatty():
-            while True:
-                _show(client.get("/status"), as_json=as_json)
-                time.sleep(_WATCH_INTERVAL)
-        else:
-            _watch(lambda: client.get("/status"))
+            time.sleep(_WATCH_INTERVAL)
+    else:
+        _watch(lambda: client.get("/status"))
 
 
 @click.command()
@@ -41,17 +41,17 @@ def status(options: GlobalOptions, *, as_json: bool, watch: bool) -> None:
 @click.pass_obj
 def events(options: GlobalOptions, *, count: int, follow: bool, as_json: bool) -> None:
     """Show what happened and why."""
-    with connect(options) as client:
-        found = client.lines("/events", n=count, follow=1) if follow else client.get("/events", n=count)["events"]
-        for event in found:
-            click.echo(json.dumps(event) if as_json else event_line(event))
+    client = connect(options)
+    found = client.lines("/events", n=count, follow=1) if follow else client.get("/events", n=count)["events"]
+    for event in found:
+        click.echo(json.dumps(event) if as_json else event_line(event))
 
 
 def event_line(event: Mapping[str, Any]) -> str:
     """Write an event for a person: time, word, sentence, and whatever else it says."""
     known = ("at", "event", "why")
     at, word, why = (str(event.get(name) or "") for name in known)
-    rest = " ".join(f"{name}={_plain(value)}" for name, value in event.items() if name not in known)
+    rest = " ".join(f"{name}={_plain(value)}" for name, value in event.items() if name not in {*known, "n", "level"})
     return "  ".join(part for part in (at, word, why, rest) if part)
 
 

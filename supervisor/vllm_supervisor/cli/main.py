@@ -10,7 +10,6 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
@@ -30,6 +29,11 @@ COMMANDS = {
     "restart": "control:restart",
     "stop": "control:stop",
     "report": "control:report",
+    "ledger": "ledger:ledger",
+    "gate": "gate:gate",
+    "timeouts": "timeouts:timeouts",
+    "check": "check:check",
+    "explain-exit": "explain_exit:explain_exit",
     "config": "config_cmd:config",
 }
 
@@ -72,7 +76,13 @@ def cli(ctx: click.Context, config: str | None, sets: tuple[str, ...], name: str
     ctx.obj = GlobalOptions(config, sets, name, engine, dict(os.environ))
 
 
-def main(arguments: Sequence[str] | None = None, **extra: Any) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    return guarded(lambda: cli.main(words, prog_name="vllm-supervisor", standalone_mode=False, **extra))
+    return guarded(lambda: _invoke(words))
+
+
+def _invoke(words: list[str]) -> int | None:
+    with cli.make_context("vllm-supervisor", words) as context:
+        status: int | None = cli.invoke(context)
+        return status

@@ -34,9 +34,9 @@ class _HelpOurs(_Untouched):
 
 def _carry_out(plan: Callable[[], Plan]) -> int:
     resolved = plan()
-    from vllm_supervisor.runtime import app  # noqa: PLC0415  # a mistake in the command line is told before this loads
+    from vllm_supervisor.runtime.app import run as carry_out  # noqa: PLC0415  # a mistake in the command line is told before this loads
 
-    return app.run(resolved)
+    return carry_out(resolved)
 
 
 @click.command(cls=_HelpOurs, options_metavar="[MODEL] [any `vllm serve` option]...")

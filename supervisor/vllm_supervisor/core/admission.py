@@ -6,6 +6,8 @@ Rules:
 * Admission is closed while any `ClosedReason` holds. Reasons are a set, so two causes never overwrite each other;
   the one with the highest precedence (order of the enum) is shown.
 * A place is held until `release`, which the front door calls when the exchange has wholly ended.
+* Cheap requests (model lists, tokenizing: no engine work) are registered by `pass_through`: the drain waits for them,
+  but they take no place, belong to no ledger, and come in whenever an engine is up and no stop is under way.
 """
 
 from collections.abc import Callable
@@ -79,10 +81,13 @@ class Gate:
         self.limit = limit
         self.counts = Counts()
         self.open: dict[str, OpenRequest] = {}
+        self.passing: dict[str, OpenRequest] = {}
+        self._passed = 0
         self._new_id = new_id
         self._closed: set[ClosedReason] = {ClosedReason.STARTING}
         self._sentences: dict[ClosedReason, str] = {}
         self._on_release: list[Callable[[OpenRequest], None]] = []
+        self._on_open: list[Callable[[], None]] = []
 
     # -- who may come in ---------------------------------------------------------------------------------------
 
@@ -94,8 +99,16 @@ class Gate:
 
     def reopen(self, reason: ClosedReason) -> None:
         """Take `reason` back; admission opens when no other holds."""
+        was_closed = bool(self._closed)
         self._closed.discard(reason)
         self._sentences.pop(reason, None)
+        if was_closed and not self._closed:
+            for listener in self._on_open:
+                listener()
+
+    def on_open(self, listener: Callable[[], None]) -> None:
+        """Call `listener` each time admission opens (held requests wait for it)."""
+        self._on_open.append(listener)
 
     @property
     def reason(self) -> ClosedReason | None:
@@ -130,11 +143,23 @@ class Gate:
         self.counts.accepted += 1
         return request
 
+    def pass_through(self, now: float) -> OpenRequest | Rejection:
+        """Register a cheap request, which only a stop refuses; whether an engine is up is the caller's knowledge."""
+        if ClosedReason.STOPPING in self._closed:
+            return Rejection(503, CODES[ClosedReason.STOPPING], self.sentence)
+        self._passed += 1
+        request = OpenRequest(f"pass-{self._passed}", RequestClass.OTHER, now)
+        self.passing[request.id] = request
+        return request
+
     # -- what is inside ----------------------------------------------------------------------------------------
 
     def release(self, request: OpenRequest) -> None:
         """Give the place back. Releasing twice is a fault of the caller and raises KeyError."""
-        del self.open[request.id]
+        if request.id in self.passing:
+            del self.passing[request.id]
+        else:
+            del self.open[request.id]
         for listener in self._on_release:
             listener(request)
 
@@ -144,8 +169,8 @@ class Gate:
 
     @property
     def in_flight(self) -> int:
-        """How many requests hold a place."""
-        return len(self.open)
+        """How many exchanges a drain waits for: those that hold a place and the cheap ones."""
+        return len(self.open) + len(self.passing)
 
     def oldest(self) -> float | None:
         """When the oldest request in flight was admitted (monotonic seconds), or None."""
@@ -153,7 +178,7 @@ class Gate:
 
     def cut_all(self, cut: Cut) -> int:
         """End every exchange in flight with an explicit error; return how many there were."""
-        requests = list(self.open.values())
+        requests = [*self.open.values(), *self.passing.values()]
         for request in requests:
             request.cut(cut)
         return len(requests)

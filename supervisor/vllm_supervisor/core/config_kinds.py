@@ -9,12 +9,15 @@ Rules:
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from vllm_supervisor.core import units
 from vllm_supervisor.core.units import BadValueError
+
+_INTEGER = re.compile(r"-?\d{1,20}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def integer(low: int, high: int) -> Kind:
     expects = f"a whole number from {low} to {high}"
 
     def parse(value: object) -> int:
-        if isinstance(value, str) and value.strip().removeprefix("-").isdecimal() and value.isascii():
+        if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise BadValueError(f"expected {expects}")
@@ -123,6 +126,24 @@ def choice(*words: str) -> Kind:
         return str(value)
 
     return Kind("choice", expects, parse, quote, {"enum": list(words)})
+
+
+def or_word(word: str, kind: Kind) -> Kind:
+    """Make the kind that takes `word` as it stands, and else what `kind` takes."""
+    expects = f'"{word}", or {kind.expects}'
+
+    def parse(value: object) -> Any:
+        if value == word:
+            return word
+        try:
+            return kind.parse(value)
+        except BadValueError:
+            raise BadValueError(f"expected {expects}") from None
+
+    def show(value: Any) -> str:
+        return quote(word) if value == word else kind.show(value)
+
+    return Kind(kind.name, expects, parse, show, {"anyOf": [{"enum": [word]}, kind.schema]})
 
 
 def list_of(item: Kind) -> Kind:

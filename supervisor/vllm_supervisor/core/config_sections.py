@@ -20,6 +20,7 @@ from vllm_supervisor.core.config_kinds import (
     choice,
     integer,
     list_of,
+    or_word,
     setting,
 )
 
@@ -33,7 +34,9 @@ class EngineConfig:
     """The engine: which program it is and how it is started and stopped."""
 
     command: str = setting(STR, "vllm", "vLLM for `serve`: a name on PATH or a path")
-    transport: Literal["uds", "tcp"] = setting(choice("uds", "tcp"), "uds", "how we reach the engine; tcp: a free loopback port")
+    transport: Literal["uds", "tcp"] = setting(
+        choice("uds", "tcp"), "uds", "how we reach the engine; tcp: a free loopback port"
+    )
     env: dict[str, str] = setting(TABLE, {}, "variables added for the engine")  # noqa: RUF009  # it makes a factory
     ready_probe: bool = setting(BOOL, default=True, doc="ready only after a first one-token completion")
     start_timeout: float = setting(_TIME, "30m", "longest load without visible progress")
@@ -70,7 +73,9 @@ class FrontDoorConfig:
     client_stall_timeout: float = setting(_TIME, "5m", "how long a client may take no byte of its answer")
     request_deadline: float = setting(DURATION, "0s", "longest life of a request; 0: no limit")
     hold: float = setting(DURATION, "0s", "how long a request may wait for a starting engine; 0: refused at once")
-    health: Literal["ready", "alive"] = setting(choice("ready", "alive"), "ready", "what /health and /ping tell: readiness, or liveness")
+    health: Literal["ready", "alive"] = setting(
+        choice("ready", "alive"), "ready", "what /health and /ping tell: readiness, or liveness"
+    )
     allow_paths: tuple[str, ...] = setting(list_of(STR), [], "dangerous paths of the engine that may pass")
 
 
@@ -86,7 +91,9 @@ class RestartConfig:
     backoff: float = setting(DURATION, "1s", "wait before the first restart; doubled for each further one")
     backoff_max: float = setting(DURATION, "60s", "longest wait before a restart")
     healthy_after: float = setting(DURATION, "10m", "ready time after which a crash leaves the tally")
-    on_give_up: Literal["auto", "park", "exit"] = setting(choice("auto", "park", "exit"), "auto", "stay alive and refuse, or end")
+    on_give_up: Literal["auto", "park", "exit"] = setting(
+        choice("auto", "park", "exit"), "auto", "stay alive and refuse, or end"
+    )
     slow_retry: float = setting(DURATION, "0s", "try again from parked this often; 0: never by ourselves")
 
 
@@ -95,6 +102,35 @@ class DrainConfig:
     """The drain."""
 
     budget: float = setting(DURATION, "60s", "time for admitted requests to finish when we are stopped")
+    propagation: float = setting(DURATION, "0s", "time for routes to notice before the drain begins; refused meanwhile")
+    documentation: float = setting(DURATION, "5s", "time to close the ledgers and write the drain report")
+    reserve: float = setting(DURATION, "5s", "time left over for what nobody planned")
+    outer: Literal["auto"] | float = setting(
+        or_word("auto", _TIME), "auto", "the limit a stop must fit; auto: systemd's, or none"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerConfig:
+    """The two ledgers."""
+
+    sync: Literal["interval", "always", "off"] = setting(
+        choice("interval", "always", "off"), "interval", "when lines are forced to the disk"
+    )
+    interval: float = setting(_TIME, "200ms", "between two of them, for `interval`")
+    required: bool = setting(BOOL, default=False, doc="close admission while the ledger cannot be written")
+    segment: int = setting(_AMOUNT, "64MiB", "size at which a new file begins")
+    max_size: int = setting(_AMOUNT, "2GiB", "size of all files; older ones are removed")
+    keep: float = setting(_TIME, "30d", "age at which a file is removed")
+
+
+@dataclass(frozen=True, slots=True)
+class SystemdConfig:
+    """What systemd is told."""
+
+    ready: Literal["engine", "listening"] = setting(
+        choice("engine", "listening"), "engine", "when READY=1 is sent: the engine is ready, or the front door listens"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +155,9 @@ class ExitConfig:
 class LogConfig:
     """Our own log, on standard error."""
 
-    format: Literal["auto", "json", "console"] = setting(choice("auto", "json", "console"), "auto", "auto: console on a terminal, else JSON")
+    format: Literal["auto", "json", "console"] = setting(
+        choice("auto", "json", "console"), "auto", "auto: console on a terminal, else JSON"
+    )
     level: str = setting(choice("debug", "info", "warning", "error"), "info", "the least that is written")
 
 
@@ -136,6 +174,8 @@ class Config:
     front_door: FrontDoorConfig = field(default_factory=FrontDoorConfig)
     restart: RestartConfig = field(default_factory=RestartConfig)
     drain: DrainConfig = field(default_factory=DrainConfig)
+    ledger: LedgerConfig = field(default_factory=LedgerConfig)
+    systemd: SystemdConfig = field(default_factory=SystemdConfig)
     signals: SignalsConfig = field(default_factory=SignalsConfig)
     exit: ExitConfig = field(default_factory=ExitConfig)
     log: LogConfig = field(default_factory=LogConfig)

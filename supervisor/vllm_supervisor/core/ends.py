@@ -11,11 +11,13 @@ from dataclasses import replace
 
 from vllm_supervisor.core import orders, restart
 from vllm_supervisor.core.exit_status import Asked, ExitEvidence, ExitReading, interpret
+from vllm_supervisor.core.facts import SweepDone
 from vllm_supervisor.core.lifecycle import Ending, LastRestart, Moment, Policy, State, Why
 from vllm_supervisor.core.restart import Ended, EndKind, GiveUp, Restart
 from vllm_supervisor.core.signatures import Cause, Repeat, StartPhase
 
 REQUESTED = (Why.STOP, Why.COMMANDED)
+FAILING = "failing"  # the one restart cause that neither an exit nor a budget names
 
 
 def read(ending: Ending, evidence: ExitEvidence) -> ExitReading:
@@ -29,7 +31,7 @@ def read(ending: Ending, evidence: ExitEvidence) -> ExitReading:
     reading = interpret(ending.raw, asked, phase, evidence)
     if ending.why in REQUESTED or ending.why is Why.NONE:
         return reading
-    return replace(reading, sentence=f"{ending.why_sentence}; it was ended by us", clean=False)
+    return replace(reading, sentence=ending.why_sentence, meaning=ending.why_sentence, clean=False)
 
 
 def _not_spawned(ending: Ending) -> ExitReading:
@@ -38,8 +40,8 @@ def _not_spawned(ending: Ending) -> ExitReading:
     else:
         cause, clean, sentence = Cause.NOT_EXECUTABLE, False, ending.spawn_problem
     return ExitReading(
-        cause, clean=clean, repeat=Repeat.DETERMINISTIC, sentence=sentence, mend="", signature=None, retries=0,
-        fingerprint="not spawned",
+        cause, clean=clean, repeat=Repeat.DETERMINISTIC, sentence=sentence, meaning=sentence, mend="", signature=None,
+        retries=0, fingerprint="not spawned",
     )  # fmt: skip
 
 
@@ -53,11 +55,11 @@ def kind(ending: Ending) -> EndKind:
 
 
 def judge(
-    state: State, ending: Ending, evidence: ExitEvidence, moment: Moment, policy: Policy
+    state: State, ending: Ending, swept: SweepDone, moment: Moment, policy: Policy
 ) -> tuple[State, Restart | GiveUp, list[orders.Order]]:
     """Close the books of one incarnation; return what the policy wants next and what is to be said."""
     evidence = replace(
-        evidence,
+        swept.evidence,
         alive_s=None if state.spawned_at is None else ending.at - state.spawned_at,
         died_first=state.first_dead,
     )
@@ -78,19 +80,20 @@ def judge(
             ("raw", ending.raw),
             ("cause", reading.cause.value),
             ("root", reading.signature.id if reading.signature else None),
+            ("requests_lost", swept.requests_lost),
         ),
         level="info" if reading.clean else "error",
     )
-    if isinstance(decision, Restart) and not state.stops:
-        state = _count(state, ended, moment)
+    if isinstance(decision, Restart) and not state.leaving:
+        state = _count(state, ended, ending.why, swept.requests_lost, moment)
     return state, decision, [said]
 
 
-def _count(state: State, ended: Ended, moment: Moment) -> State:
-    cause = restart.restart_cause(ended)
+def _count(state: State, ended: Ended, ended_why: Why, lost: int, moment: Moment) -> State:
+    cause = FAILING if ended_why is Why.FAILING else restart.restart_cause(ended)
     sentence = ended.why or ended.reading.sentence
     return replace(
         state,
         restarts={**state.restarts, cause: state.restarts.get(cause, 0) + 1},
-        last_restart=LastRestart(cause, sentence, moment.now),
+        last_restart=LastRestart(cause, sentence, moment.now, lost),
     )

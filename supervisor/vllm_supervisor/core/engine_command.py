@@ -5,8 +5,11 @@ Rules:
   a `--`, behind which nothing is an option.
 * TLS ends at the front door: an empty `--ssl-keyfile=` and `--ssl-certfile=` make the engine serve plain HTTP, and
   leave `--enable-ssl-refresh` nothing to watch (vllm/entrypoints/launchers/utils/ssl.py, uvicorn's `Config.is_ssl`).
+* Beside a Unix socket goes `--port 0`: at its end vLLM looks for whoever holds its port, and would print a warning
+  with our command line (vllm/entrypoints/launchers/launcher.py, `serve_http`).
 * Any other engine (`run`) has the tokens `{host}`, `{port}` and `{uds}` replaced wherever they stand in an argument,
-  and nothing else: arguments may hold other braces.
+  and nothing else: arguments may hold other braces. Beside a `{uds}` the other two are loopback and a port of the
+  engine's own choice, which nobody asks.
 """
 
 import re
@@ -14,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vllm_supervisor.core.address import Address, TcpAddress, UnixAddress
+from vllm_supervisor.core.address import Address, UnixAddress
 from vllm_supervisor.core.errors import UsageError
 from vllm_supervisor.core.vllm_args import VllmOptions
 
@@ -78,8 +81,6 @@ def run_command(program: str, arguments: Sequence[str]) -> EngineCommand:
     """Make the command of any other engine; UsageError when no argument says where it shall listen."""
     named = {token for argument in arguments for token in _TOKEN.findall(argument)}
     if "uds" in named:
-        if named != {"uds"}:
-            raise UsageError("run: {uds} and {host}/{port} stand in one command; name one of the two")
         transport = Transport.UDS
     elif "port" in named:
         transport = Transport.TCP
@@ -93,13 +94,13 @@ def run_command(program: str, arguments: Sequence[str]) -> EngineCommand:
 
 def _address_words(address: Address) -> list[str]:
     if isinstance(address, UnixAddress):
-        return ["--uds", address.path]
+        return ["--port", "0", "--uds", address.path]
     return ["--host", address.host, "--port", str(address.port)]
 
 
 def _replaced(argument: str, address: Address) -> str:
-    if isinstance(address, TcpAddress):
-        values = {"host": address.host, "port": str(address.port)}
+    if isinstance(address, UnixAddress):
+        values = {"uds": address.path, "host": "127.0.0.1", "port": "0"}
     else:
-        values = {"uds": address.path}
+        values = {"host": address.host, "port": str(address.port)}
     return _TOKEN.sub(lambda match: values[match[1]], argument)

@@ -55,15 +55,17 @@ class ExitEvidence:
 
 @dataclass(frozen=True, slots=True)
 class ExitReading:
-    """What an end means. `retries`: how many more starts it is worth, None: the general budgets say.
+    """What an end means. `sentence` tells the whole, `meaning` only the reason, `mend` what a person can do.
 
-    `fingerprint` is equal for two ends that look alike (no numbers, no addresses in it).
+    `retries`: how many more starts it is worth; None: the general budgets say. `fingerprint` is equal for two ends that
+    look alike (no numbers, no addresses in it).
     """
 
     cause: Cause
     clean: bool
     repeat: Repeat
     sentence: str
+    meaning: str
     mend: str
     signature: Signature | None
     retries: int | None
@@ -95,13 +97,14 @@ _BY_SIGNAL: dict[int, _Row] = {
 }
 _ANY_SIGNAL = _Row(Cause.KILLED, _OUTSIDE, _FIND_SENDER)
 
-_BY_CODE: dict[int, _Row] = {
-    0: _Row(Cause.EXITED, "an end that nobody asked for is a failure, 0 included", "read the engine's last lines"),
+_ANY_CODE = _Row(Cause.EXITED, "it ended by itself", "read the engine's last lines")
+_ZERO = _Row(Cause.EXITED, "an end that nobody asked for is a failure, 0 included", "read the engine's last lines")
+# Codes that mean this only before the engine was ready.
+_BY_START_CODE: dict[int, _Row] = {
     2: _Row(Cause.USAGE, "it refused its command line", "correct the command line; the engine's lines say where", True),
     126: _Row(Cause.NOT_EXECUTABLE, "the command may not be executed", "check its permissions and interpreter", True),
     127: _Row(Cause.NOT_EXECUTABLE, "the command was not found", "check engine.command and PATH", True),
 }
-_ANY_CODE = _Row(Cause.EXITED, "it ended by itself", "read the engine's last lines")
 
 _OOM = _Row(Cause.OUT_OF_MEMORY, "the kernel killed it for lack of memory", "give it less memory to use, or more room")
 _SHM = _Row(
@@ -123,17 +126,19 @@ def interpret(raw: int, asked: Asked, phase: StartPhase, evidence: ExitEvidence)
     """Read an end. `raw` is an exit code (0 to 255) or minus a signal; anything else raises ValueError."""
     if not -LAST_SIGNAL <= raw <= 255:
         raise ValueError(f"no exit status: {raw}")
-    row = _row(raw, evidence)
+    row = _row(raw, phase, evidence)
     signature = _signature(phase, evidence)
     if row is _OOM and signature and signature.general:
         signature = None  # it only says that something died, and the kernel says why
     repeat, retries = _outlook(row, signature, phase, evidence)
     clean = asked is not Asked.NOTHING
+    meaning = _asked_meaning(raw, asked, evidence) if clean else _meaning(row, phase, signature, evidence)
     return ExitReading(
         cause=Cause.REQUESTED if clean else (signature and signature.cause) or row.cause,
         clean=clean,
         repeat=repeat,
-        sentence=_asked_sentence(raw, asked, evidence) if clean else _sentence(raw, row, phase, signature, evidence),
+        sentence=f"the engine {ended(raw)} {_when(phase, evidence)}: {meaning}",
+        meaning=meaning,
         mend=signature.mend if signature else "" if clean else row.mend,
         signature=signature,
         retries=retries,
@@ -148,7 +153,7 @@ def give_up_status(reading: ExitReading, *, spent: bool) -> int:
     return GAVE_UP_BUDGET if spent else GAVE_UP_REPEATS
 
 
-def _row(raw: int, evidence: ExitEvidence) -> _Row:
+def _row(raw: int, phase: StartPhase, evidence: ExitEvidence) -> _Row:
     number = signal_of(raw)
     if (number == 9 or evidence.died_first) and _out_of_memory(evidence):
         return _OOM
@@ -158,7 +163,9 @@ def _row(raw: int, evidence: ExitEvidence) -> _Row:
         return _PART
     if number is not None:
         return _BY_SIGNAL.get(number, _ANY_SIGNAL)
-    return _BY_CODE.get(raw, _ANY_CODE)
+    if phase is StartPhase.LOADING and raw in _BY_START_CODE:
+        return _BY_START_CODE[raw]
+    return _ANY_CODE if raw else _ZERO
 
 
 def _signature(phase: StartPhase, evidence: ExitEvidence) -> Signature | None:
@@ -186,31 +193,33 @@ def _out_of_memory(evidence: ExitEvidence) -> bool:
     return evidence.oom_kills > 0 or bool(_OOM_LINE.search(evidence.kernel_log))
 
 
-def _ended(raw: int) -> str:
+def ended(raw: int) -> str:
+    """Say how a process ended: "ended with status 1", "was ended by SIGKILL"."""
     number = signal_of(raw)
     if number is None:
         return f"ended with status {raw}"
     name = signal_name(number)
-    return f"was ended by {name}" if raw < 0 else f"ended with status {raw}, which stands for {name}"
+    return f"was ended by {name}" if raw < 0 else f"ended with status {raw} (which stands for {name})"
 
 
-def _asked_sentence(raw: int, asked: Asked, evidence: ExitEvidence) -> str:
+def _when(phase: StartPhase, evidence: ExitEvidence) -> str:
+    when = "before it was ready" if phase is StartPhase.LOADING else "while it served"
+    return when if evidence.alive_s is None else f"{when}, {evidence.alive_s:.0f} s after its start"
+
+
+def _asked_meaning(raw: int, asked: Asked, evidence: ExitEvidence) -> str:
     if asked is Asked.TERM and signal_of(raw) == 9:
         by = "the kernel, for lack of memory" if _out_of_memory(evidence) else "somebody else"
-        return f"the engine was told to stop, and was killed by {by} while it did"
-    return f"the engine was {'killed' if asked is Asked.KILL else 'stopped'} by us and {_ended(raw)}"
+        return f"we had told it to stop, and it was killed by {by} while it did"
+    return "we killed it" if asked is Asked.KILL else "we had told it to stop"
 
 
-def _sentence(raw: int, row: _Row, phase: StartPhase, signature: Signature | None, evidence: ExitEvidence) -> str:
-    when = "before it was ready" if phase is StartPhase.LOADING else "while it served"
-    after = "" if evidence.alive_s is None else f", {evidence.alive_s:.0f} s after its start"
+def _meaning(row: _Row, phase: StartPhase, signature: Signature | None, evidence: ExitEvidence) -> str:
     first = f"{', '.join(evidence.died_first)} died first; " if evidence.died_first else ""
     if signature:
-        meaning = signature.tell(evidence.kernel_log if signature.kernel else evidence.first_error)
-    else:
-        quoted = _quote(evidence.first_error, phase)
-        meaning = f"{row.meaning} (first error: {quoted})" if quoted else row.meaning
-    return f"the engine {_ended(raw)} {when}{after}: {first}{meaning}"
+        return first + signature.tell(evidence.kernel_log if signature.kernel else evidence.first_error)
+    quoted = _quote(evidence.first_error, phase)
+    return f"{first}{row.meaning} (first error: {quoted})" if quoted else first + row.meaning
 
 
 def _quote(block: str, phase: StartPhase) -> str:

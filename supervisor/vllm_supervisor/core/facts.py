@@ -13,10 +13,12 @@ class Timer(StrEnum):
     """The deadlines the lifecycle sets. Each name has at most one deadline at a time."""
 
     START = "start"  # the load shows no progress
-    DRAIN = "drain"  # in-flight requests had their time
+    DRAIN = "drain"  # the stage of the stop had its time
+    EMPTY = "empty"  # requests in flight had their time before a restart somebody ordered
     CUT = "cut"  # cut exchanges should have ended by now
     GRACE = "grace"  # TERM should have ended the main process by now
     BACKOFF = "backoff"  # the next incarnation may start
+    EVIDENCE = "evidence"  # the evidence bundle should be written by now
     FAREWELL = "farewell"  # an engine that lost its core should have ended by itself by now
 
 
@@ -27,9 +29,13 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class SweepDone:
-    """No process of an engine of ours is left; `evidence` is what the ended incarnation left to read."""
+    """No process of an engine of ours is left.
+
+    `evidence` is what the ended incarnation left to read, `requests_lost` how many requests failed with it.
+    """
 
     evidence: ExitEvidence = field(default_factory=ExitEvidence)
+    requests_lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,19 @@ class ReportedDead:
 
 
 @dataclass(frozen=True, slots=True)
+class Condemned:
+    """The judgement is that only a restart helps: it hangs, or (`failing`) answers nothing but errors, a probe included."""
+
+    sentence: str
+    failing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceSaved:
+    """The evidence bundle is written, or could not be."""
+
+
+@dataclass(frozen=True, slots=True)
 class Exited:
     """The main process ended: negative for a signal, else the exit code."""
 
@@ -101,9 +120,10 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """Close admission without a stop."""
+    """Close admission without a stop; `hook`: a stop will follow, and the time is on the outer limit's clock."""
 
     by: str
+    hook: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +139,23 @@ class RestartRequested:
 
     by: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LateRequest:
+    """A request came after the stop began, and was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStopOrdered:
+    """The drain is over: TERM once, KILL at `kill_at` (monotonic seconds). Asked again it only moves `kill_at` earlier."""
+
+    kill_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKillOrdered:
+    """The third request to stop: KILL now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +185,16 @@ Fact = (
     | BecameReady
     | MemberDied
     | ReportedDead
+    | Condemned
+    | EvidenceSaved
     | Exited
     | StopRequested
     | DrainRequested
     | ResumeRequested
     | RestartRequested
+    | LateRequest
+    | EngineStopOrdered
+    | EngineKillOrdered
     | Drained
     | TimerFired
     | Documented

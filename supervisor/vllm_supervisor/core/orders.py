@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_supervisor.core.facts import Timer
-from vllm_supervisor.core.words import ClosedReason, Cut
+from vllm_supervisor.core.words import ClosedReason, Cut, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,13 @@ class Spawn:
     """Start incarnation number `incarnation`."""
 
     incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveEvidence:
+    """Write down what can be seen of the engine before it is touched; answers with `EvidenceSaved`."""
+
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,13 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class EnterPhase:
+    """Say the new public phase."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
     """Write down how everything ended; answers with `Documented`."""
 
@@ -94,6 +108,7 @@ class End:
 Order = (
     Sweep
     | Spawn
+    | SaveEvidence
     | Terminate
     | KillTree
     | CloseGate
@@ -103,6 +118,7 @@ Order = (
     | SetTimer
     | ClearTimer
     | Record
+    | EnterPhase
     | Document
     | End
 )

@@ -30,6 +30,7 @@ MEANINGS: dict[int, str] = {
     CUT: "stopped on request, but admitted requests were cut when the drain budget ended",
     IN_DOUBT: "stopped on request, but an execution is unknown or a process of the engine could not be removed",
     EVIDENCE_MISSING: "stopped on request, but evidence is missing from a ledger",
+    130: "stopped by SIGINT, a clean end (what a shell reports, and what PID 1 exits with)",
 }
 
 

@@ -42,13 +42,13 @@ def tell(
     `stop_takes_s` is how long a stop that begins now may take at most.
     """
     said: list[str] = []
-    if not told.ready and not state.stops and (ready_when == "listening" or state.node is Node.READY):
+    if not told.ready and not state.leaving and (ready_when == "listening" or state.node is Node.READY):
         told = replace(told, ready=True)
         said.append("READY=1")
-    if not told.ready and not state.stops and _due(told, now):
+    if not told.ready and not state.leaving and _due(told, now):
         told = replace(told, extended_at=now)
         said.append(f"EXTEND_TIMEOUT_USEC={round(EXTEND_S * 1e6)}")
-    if state.stops and not told.stopping:
+    if state.leaving and not told.stopping:
         told = replace(told, stopping=True)
         said += ["STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(stop_takes_s * 1e6)}"]
     if sentence != told.status:

@@ -171,7 +171,7 @@ SIGNATURES: tuple[Signature, ...] = (
               "the shared memory (/dev/shm) has too little room", _SHM, "vllm-project/vllm/issues/54002", retries=1, cause=Cause.SHM_FULL),
     Signature("disk-full", r"\[Errno 28\]", _D, None,
               "a disk is full", "free space in the cache and temporary directories", "errno(3): ENOSPC", retries=0),
-    Signature("compile-cache", r"corrupted compilation artifact|failed to get the hash of the compiled graph|(?m:torch_compile_cache[\s\S]{0,4000}?^AssertionError)", _D, _LOADING,
+    Signature("compile-cache", r"corrupted compilation artifact|failed to get the hash of the compiled graph|(?m:torch_compile_cache[\s\S]{0,4000}?^(?:.*\] )?AssertionError)", _D, _LOADING,
               "the compile cache is damaged", "remove ~/.cache/vllm/torch_compile_cache (or the one below VLLM_CACHE_ROOT)", "ls1intum/edutelligence/issues/579; vllm-project/vllm/issues/24915", retries=0),
     # -- starting takes too long, or is broken off
     Signature("start-timeout", r"Timed out waiting for engine core processes to\s+start|to send initial message on input socket", _T, _LOADING,
@@ -192,12 +192,16 @@ SIGNATURES: tuple[Signature, ...] = (
 )
 # fmt: on
 
+_SEARCHED = 32 * 1024
 _RETRY_LINE = re.compile(r"\bretrying\b", re.IGNORECASE)
 
 
 def match(block: str, phase: StartPhase, *, kernel: bool = False) -> Signature | None:
-    """Find the row that names the root of `block`, or None; `kernel`: the text is kernel log, not engine output."""
-    text = "\n".join(line for line in block.splitlines() if not _RETRY_LINE.search(line))
+    """Find the row that names the root of `block`, or None; `kernel`: the text is kernel log, not engine output.
+
+    The first 32 KiB are searched: a traceback is shorter, and no pattern takes long on that.
+    """
+    text = "\n".join(line for line in block[:_SEARCHED].splitlines() if not _RETRY_LINE.search(line))
     return min(_found(text, phase, kernel=kernel), key=lambda hit: hit[:2], default=(False, 0, None))[2]
 
 

@@ -7,8 +7,8 @@ Rules:
 * Nothing negative, infinite or without a meaning gets through: `BadValueError` says what was expected.
 """
 
-import math
 import re
+from decimal import Decimal
 
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 BYTES = {
@@ -33,14 +33,14 @@ class BadValueError(ValueError):
 
 
 _LONGEST = 100 * 365 * SECONDS["d"]  # what a timer can still be set to
-_QUANTITY = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z%]*)\s*", re.ASCII)
+_QUANTITY = re.compile(r"\s*(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})\s*([A-Za-z%]*)\s*", re.ASCII)
 
 
-def _split(text: str, hint: str) -> tuple[float, str]:
+def _split(text: str, hint: str) -> tuple[str, str]:
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise BadValueError(f"expected {hint}")
-    return float(match[1]), match[2]
+    return match[1], match[2]
 
 
 def parse_duration(value: object) -> float:
@@ -49,7 +49,7 @@ def parse_duration(value: object) -> float:
         number, unit = _split(value, DURATION_HINT)
         if unit and unit not in SECONDS:
             raise BadValueError(f"expected {DURATION_HINT}")
-        seconds = number * SECONDS[unit or "s"]
+        seconds = float(number) * SECONDS[unit or "s"]
     elif isinstance(value, int | float) and not isinstance(value, bool):
         seconds = float(value)
     else:
@@ -65,8 +65,7 @@ def parse_size(value: object) -> int:
         number, unit = _split(value, SIZE_HINT)
         if unit and unit not in BYTES:
             raise BadValueError(f"expected {SIZE_HINT}")
-        # A plain number is taken as it stands, so that no digit is lost on the way through a float.
-        size = int(value) if value.strip().isdigit() else _whole(number * BYTES[unit or "B"])
+        size = int(Decimal(number) * BYTES[unit or "B"])
     elif isinstance(value, int) and not isinstance(value, bool):
         size = value
     else:
@@ -76,20 +75,14 @@ def parse_size(value: object) -> int:
     return size
 
 
-def _whole(size: float) -> int:
-    if not math.isfinite(size):
-        raise BadValueError(f"expected {SIZE_HINT}")
-    return round(size)
-
-
 def parse_percent(value: object) -> float:
     """Return `value` as a fraction of one; BadValueError when it is no percentage between 0 and 100."""
     if not isinstance(value, str):
         raise BadValueError(f"expected {PERCENT_HINT}")
     number, unit = _split(value, PERCENT_HINT)
-    if unit != "%" or number > 100:
+    if unit != "%" or float(number) > 100:
         raise BadValueError(f"expected {PERCENT_HINT}, at most 100%")
-    return number / 100
+    return float(number) / 100
 
 
 def show_duration(seconds: float) -> str:
@@ -113,4 +106,4 @@ def show_size(size: int) -> str:
 
 def show_percent(fraction: float) -> str:
     """Write a fraction as a percentage; `parse_percent` reads it back."""
-    return f"{fraction * 100:.10g}%"
+    return f"{fraction * 100:.9f}".rstrip("0").rstrip(".") + "%"

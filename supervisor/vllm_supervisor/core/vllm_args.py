@@ -180,7 +180,7 @@ def _number(words: Words, name: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise UsageError(f"{name} {text}: expected a whole number") from None
+        raise UsageError(f"{name} {text!r}: expected a whole number") from None
 
 
 def _port(words: Words) -> int:

@@ -10,6 +10,7 @@ Rules (vLLM 0.32: vllm/utils/argparse_utils.py, class FlexibleArgumentParser, ov
 """
 
 import functools
+import itertools
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -114,7 +115,7 @@ def _normalised(words: Sequence[str]) -> list[str]:
     """Put dashes into names, and take out what vLLM rewrites before argparse sees it."""
     kept: list[str] = []
     skip = False
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in itertools.pairwise([*words, ""]):
         if skip:
             skip = False
             continue

@@ -10,8 +10,6 @@ import time
 from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qs
 
-import trio
-
 from vllm_supervisor.mock.asks import Reader, Refusal, count_tokens, missing, parse_body
 from vllm_supervisor.mock.engine import WORDS, Engine
 from vllm_supervisor.mock.faults import FAULTS, FaultError, FaultSet
@@ -38,7 +36,7 @@ class Control:
 
     async def health(self, exchange: Exchange) -> None:
         """`/health`, `/ping`: 503 only once the engine is dead."""
-        await trio.sleep(self._faults.seconds("health_slow"))
+        await self._engine.hold("health_slow")
         status = self._faults.count("health_status")
         if status == 404:
             await exchange.json(404, {"detail": "Not Found"})
@@ -47,7 +45,7 @@ class Control:
 
     async def metrics(self, exchange: Exchange) -> None:
         """`/metrics`."""
-        await trio.sleep(self._faults.seconds("metrics_slow"))
+        await self._engine.hold("metrics_slow")
         if self._faults.on("metrics_absent"):
             await exchange.json(404, {"detail": "Not Found"})
             return

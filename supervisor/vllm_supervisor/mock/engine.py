@@ -218,6 +218,11 @@ class Engine:
         while not holds():
             await self._changed.wait()
 
+    async def hold(self, fault: str) -> None:
+        """Wait as long as a SECONDS fault says, no longer than it is on."""
+        with trio.move_on_after(self.faults.seconds(fault)):
+            await self.until(lambda: not self.faults.on(fault))
+
     def _forget(self, sequence: Sequence) -> None:
         self._open.pop(sequence, None)
 
@@ -239,8 +244,8 @@ class Engine:
         due = 0.0
         idle = True
         while True:
-            core.refresh()
             if not self._may_step(core):
+                core.refresh()
                 idle = idle or not core.busy
                 await self._changed.wait()
                 continue
@@ -249,9 +254,9 @@ class Engine:
                 await self.until(lambda: not self.faults.hits("hang_first_step", core.index))
             await self.until(lambda: not (self.faults.hits("hang_steps", core.index) or self.frozen))
             idle = False
-            due = max(due + 1 / self.options.tokens_per_second, trio.current_time())
             if batch.first_prefill:
-                due += self.faults.seconds("long_prefill")
+                await self.hold("long_prefill")
+            due = max(due + 1 / self.options.tokens_per_second, trio.current_time())
             await trio.sleep_until(due)
             try:
                 await link.beat()

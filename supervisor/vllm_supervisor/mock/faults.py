@@ -128,7 +128,12 @@ FAULTS: tuple[Fault, ...] = (
         "3",
         "Generation is aborted after so many tokens: finish_reason abort, then [DONE].",
     ),
-    _F("error_event", Kind.COUNT, "3", "After so many tokens a stream carries an error event, then [DONE]."),
+    _F(
+        "error_event",
+        Kind.COUNT,
+        "3",
+        "After so many tokens a stream carries an error event, then [DONE] where vLLM sends it; a whole answer is 500.",
+    ),
     _F("inference_status", Kind.COUNT, "500", "Inference requests are answered with this error status."),
     _F("every_status", Kind.COUNT, "503", "Every path is answered with this status, health and metrics included."),
     # -- output

@@ -17,7 +17,7 @@ from vllm_supervisor.mock.asks import Job, Reader, Refusal, count_tokens, error_
 from vllm_supervisor.mock.engine import Engine, EngineDeadError, Generation, Piece, ShutdownError, Work
 from vllm_supervisor.mock.faults import FaultSet
 from vllm_supervisor.mock.options import Options
-from vllm_supervisor.mock.shapes import Messages, OpenAI, Responses, Shape, error_event
+from vllm_supervisor.mock.shapes import Messages, OpenAI, Responses, Shape
 from vllm_supervisor.mock.texts import ENGINE_DEAD
 from vllm_supervisor.mock.web import Exchange, now
 
@@ -135,6 +135,7 @@ class Inference:
     async def _stream(self, exchange: Exchange, shape: Shape, generation: Generation) -> None:
         await exchange.begin()
         started = False
+        done = not self._faults.on("no_done")
         try:
             while not generation.done:
                 pieces = self._abort_if_asked(generation, await generation.take())
@@ -147,11 +148,16 @@ class Inference:
                     exchange.drop()
                     return
                 if self._reached("error_event", generation):
-                    raise EngineDeadError  # noqa: TRY301 - the fault takes the way of the real thing
+                    await exchange.send(shape.fail(ENGINE_DEAD, done=done))
+                    await exchange.finish()
+                    return
         except EngineDeadError:
-            await exchange.send(error_event(ENGINE_DEAD))
-        done = not self._faults.on("no_done")
-        await exchange.send(shape.end(generation, done=done) if started else shape.end_unstarted(done=done))
+            if isinstance(shape, Responses):  # vLLM does not catch it on this route: the connection breaks off
+                exchange.drop()
+                return
+            await exchange.send(shape.fail(ENGINE_DEAD, done=done))
+        else:
+            await exchange.send(shape.end(generation, done=done) if started else shape.end_unstarted(done=done))
         await exchange.finish()
 
     async def _collect(self, generation: Generation, stop: Callable[[], bool]) -> tuple[list[str], list[str | None]]:
@@ -162,7 +168,10 @@ class Inference:
         return texts, [sequence.finish for sequence in generation.sequences]
 
     async def _whole(self, exchange: Exchange, shape: Shape, generation: Generation) -> None:
-        texts, finishes = await self._collect(generation, lambda: self._reached("cut_answers", generation))
+        def stop() -> bool:
+            return self._reached("cut_answers", generation) or self._reached("error_event", generation)
+
+        texts, finishes = await self._collect(generation, stop)
         if self._reached("error_event", generation):
             raise EngineDeadError
         body = shape.whole(generation, texts, finishes)

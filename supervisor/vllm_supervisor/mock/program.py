@@ -20,7 +20,7 @@ from vllm_supervisor.mock import texts
 from vllm_supervisor.mock.app import App
 from vllm_supervisor.mock.children import Children
 from vllm_supervisor.mock.control import Control
-from vllm_supervisor.mock.engine import Engine
+from vllm_supervisor.mock.engine import Engine, EngineDeadError
 from vllm_supervisor.mock.faults import FaultSet
 from vllm_supervisor.mock.inference import Inference
 from vllm_supervisor.mock.options import OptionError, Options, fault_set, help_text, parse
@@ -43,7 +43,10 @@ def run(argv: list[str]) -> int:
     if options.help:
         texts.write(1, help_text().encode())
         return 0
-    signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+    for number in (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT):
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # trio raises signals nobody read once more at its end: they must not count
     texts.name_process("vllm")
     try:
         bound = _bind(options)
@@ -85,12 +88,13 @@ class Program:
         self._term = trio.Event()
         self._scope = trio.CancelScope()
         self._armed: dict[str, trio.CancelScope] = {}
-        self._children = Children(len(self._engine.cores), faults)
+        self._children: Children
 
     async def main(self) -> int:
         """Load, serve, and end."""
         texts.log("INFO", f"vLLM stand-in engine, model {self._options.model}")
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            self._children = Children(len(self._engine.cores), self._faults)
             with self._scope:
                 async with trio.open_nursery() as self._nursery:
                     self._nursery.start_soon(self._obey, signals)
@@ -138,7 +142,10 @@ class Program:
         begun = trio.current_time()
         duration = self._options.start_time + self._faults.seconds("slow_start")
         texts.log("INFO", f"Starting to load model {self._options.model}...", process="Worker")
-        await children.started()
+        try:
+            await children.started()
+        except EngineDeadError:
+            await trio.sleep_forever()  # who watches the children ends the process
         self._started = True
         self._engine.wake()
         for step in range(1, PROGRESS_STEPS + 1):
@@ -150,7 +157,7 @@ class Program:
         engine = self._engine
         engine.refusing = True
         texts.write(1, b"INFO:     Shutting down\n")
-        await trio.sleep(self._faults.seconds("slow_term"))
+        await engine.hold("slow_term")
         with trio.move_on_after(self._options.shutdown_timeout):
             await engine.until(lambda: not engine.open_requests)
         if self._faults.on("never_exit_with_streams") and engine.open_requests:

@@ -25,11 +25,6 @@ def event(value: Any, name: str = "") -> bytes:
     return (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()
 
 
-def error_event(message: str) -> bytes:
-    """Give the event vLLM puts into a stream whose engine fails."""
-    return event(error_body(message, "InternalServerError", 500))
-
-
 class Shape(Protocol):
     """What each API's answer can be turned into."""
 
@@ -44,6 +39,9 @@ class Shape(Protocol):
 
     def end_unstarted(self, *, done: bool) -> bytes:
         """Give the end of a stream that never had a piece."""
+
+    def fail(self, message: str, *, done: bool) -> bytes:
+        """Give everything after an engine failure in the middle."""
 
     def whole(self, generation: Generation, texts: list[str], finishes: list[str | None]) -> dict[str, Any]:
         """Give the body of an answer in one."""
@@ -110,6 +108,10 @@ class OpenAI:
         """Close a stream that had no piece."""
         return DONE if done else b""
 
+    def fail(self, message: str, *, done: bool) -> bytes:
+        """Put the error object where a chunk would be; vLLM sends [DONE] all the same."""
+        return event(error_body(message, "InternalServerError", 500)) + self.end_unstarted(done=done)
+
     @staticmethod
     def _usage(generation: Generation) -> dict[str, Any]:
         prompt, made = generation.prompt_tokens, generation.made
@@ -145,6 +147,10 @@ class Messages:
     def end_unstarted(self, *, done: bool) -> bytes:
         """Close a stream that had no piece."""
         return event({"type": "message_stop"}, "message_stop") if done else b""
+
+    def fail(self, message: str, *, done: bool) -> bytes:  # noqa: ARG002 - vLLM sends no message_stop here
+        """Send the error event, which is the last."""
+        return event({"type": "error", "error": {"type": "internal_error", "message": message}}, "error")
 
     _STOP = {"stop": "end_turn", "length": "max_tokens"}  # noqa: RUF012 - read only
 
@@ -316,6 +322,10 @@ class Responses:
     def end_unstarted(self, *, done: bool) -> bytes:
         """Close a stream that had no piece."""
         return self._event("response.completed", response=self.body("cancelled")) if done else b""
+
+    def fail(self, message: str, *, done: bool) -> bytes:  # noqa: ARG002 - no response.completed follows
+        """Send the error event, which is the last."""
+        return self._event("error", code="500", message=message, param=None)
 
     @staticmethod
     def status(finish: str | None) -> str:

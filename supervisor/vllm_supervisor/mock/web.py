@@ -6,7 +6,9 @@ a server that stops closes idle connections and lets open answers end. Requests 
 """
 
 import json
+import math
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -231,7 +233,7 @@ class Server:
                     if parser.expecting:
                         parser.expecting = False
                         await stream.send_all(b"HTTP/1.1 100 Continue\r\n\r\n")
-                    idle.deadline = trio.current_time() + KEEP_ALIVE
+                    idle.deadline = math.inf  # only a connection without a request is idle
             if idle.cancelled_caught:
                 return
             exchange = Exchange(parser.complete.pop(0), stream, closing=self.closing)
@@ -250,6 +252,12 @@ class Server:
             await self._handler(exchange)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             exchange.drop()
+        except Exception:  # noqa: BLE001 - as in starlette, one request's fault does not end the engine
+            self._log(traceback.format_exc())
+            if exchange.status:
+                exchange.drop()
+            else:
+                await exchange.answer(500, b"Internal Server Error", "text/plain; charset=utf-8", vary=False)
 
     @staticmethod
     async def _watch(stream: trio.SocketStream, ahead: bytearray, scope: trio.CancelScope, exchange: Exchange) -> None:

@@ -7,9 +7,7 @@ socket, engine, front door. They end in the opposite order, and each end is boun
 import os
 import secrets
 import signal
-import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,23 +15,49 @@ from typing import Any
 import trio
 
 from vllm_supervisor import __version__
-from vllm_supervisor.adapters import log, ports, processes, reaper, run_fate, signals
+from vllm_supervisor.adapters import cgroup, clock, log, outer_limit, ports, processes, reaper, run_fate, signals
 from vllm_supervisor.adapters.ledger_file import LedgerFile
 from vllm_supervisor.adapters.lock import StateLock
 from vllm_supervisor.adapters.output import Output, fill_standard_descriptors
+from vllm_supervisor.adapters.sd_notify import Notifier
+from vllm_supervisor.adapters.signals import Signals
+from vllm_supervisor.adapters.terminal import StatusLine, is_terminal
 from vllm_supervisor.core.address import UnixAddress
+from vllm_supervisor.core.config_sections import Config
 from vllm_supervisor.core.ledger import Clock
 from vllm_supervisor.core.lifecycle import Policy
-from vllm_supervisor.core.own_status import OwnStatus
 from vllm_supervisor.core.plan import Plan
 from vllm_supervisor.core.restart import RestartPolicy
+from vllm_supervisor.core.timeouts import Limits
 from vllm_supervisor.runtime.journal import LedgerJournal, LineFactory, RunIdentity
 from vllm_supervisor.runtime.ledger_writer import LedgerPolicy, LedgerWriter
-from vllm_supervisor.runtime.supervise import LEDGER, Supervisor, World
+from vllm_supervisor.runtime.supervise import LEDGER, World, supervise
 
 FLUSH_WITHIN = 1.0  # seconds for our last lines to be taken
-SEGMENT_BYTES = 64 * 1024 * 1024
 OURS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGCHLD)
+
+
+class Streams:
+    """Our standard output and error, each behind a queue; on a terminal with a status line between them."""
+
+    def __init__(self, term: str) -> None:
+        """`term` is $TERM."""
+        self.on_terminal = os.isatty(2)
+        self.terminal: tuple[StatusLine, Output] | None = None
+        if is_terminal(2, term):
+            line = StatusLine(2)
+            self.err = Output(2, write=line.write)
+            # Standard output shares the line only if it is the same terminal.
+            same = os.isatty(1) and os.ttyname(1) == os.ttyname(2)
+            self.out = Output(1, write=line.write) if same else Output(1)
+            self.terminal = (line, self.err)
+        else:
+            self.out, self.err = Output(1), Output(2)
+
+    def close(self) -> None:
+        """Give the last lines a moment."""
+        self.out.close(FLUSH_WITHIN)
+        self.err.close(FLUSH_WITHIN)
 
 
 def run(plan: Plan) -> int:
@@ -43,96 +67,125 @@ def run(plan: Plan) -> int:
     """
     fill_standard_descriptors()
     hangup_ignored = signals.ignored(signal.SIGHUP)
-    received = signals.Signals(OURS + tuple(signal.Signals[name] for name in plan.config.signals.forward))
-    out, err = Output(1), Output(2)
-    on_terminal = sys.stderr is not None and os.isatty(2)
+    received = Signals((*OURS, *(signal.Signals[name] for name in plan.config.signals.forward)))
+    streams = Streams(plan.environ.get("TERM", ""))
     form = plan.config.log.format
     logger = log.build(
-        lambda line: err.put((line,)),
-        json=form == "json" or (form == "auto" and not on_terminal),
+        lambda line: streams.err.put((line,)),
+        json=form == "json" or (form == "auto" and not streams.on_terminal),
         level=plan.config.log.level,
+        stamp=clock.stamp,
     )
     try:
-        ending = _run(plan, received, out.put, logger, on_terminal=on_terminal, hangup_ignored=hangup_ignored)
+        with ExitStack() as held:
+            ending = trio.run(supervise, _world(plan, held, received, streams, logger, hangup_ignored=hangup_ignored))
     finally:
-        out.close(FLUSH_WITHIN)
-        err.close(FLUSH_WITHIN)
+        streams.close()
     if ending.reraise is not None:
         signals.die_by(signal.Signals[ending.reraise])
     return ending.status
 
 
-def _run(
-    plan: Plan,
-    received: signals.Signals,
-    forward: Any,
-    logger: Any,
-    *,
-    on_terminal: bool,
-    hangup_ignored: bool,
-) -> OwnStatus:
+def _world(
+    plan: Plan, held: ExitStack, received: Signals, streams: Streams, logger: Any, *, hangup_ignored: bool
+) -> World:
+    """Take hold of everything outside; what is held is let go by `held`. Raises SetupError."""
     run_id = secrets.token_hex(4)
-    with ExitStack() as held:
-        lock = StateLock(plan.state_dir, run=run_id, name=plan.name)
-        held.callback(lock.release)
-        listeners = [held.enter_context(ports.listen(address)) for address in plan.listeners]
-        control_path = plan.run_dir / "control.sock"
-        control = held.enter_context(ports.listen(UnixAddress(str(control_path)), mode=0o600))
-        for address in (*plan.listeners, UnixAddress(str(control_path))):
-            if isinstance(address, UnixAddress):
-                held.callback(Path(address.path).unlink, missing_ok=True)
-        identity = RunIdentity(
-            run=run_id,
-            boot=run_fate.boot_id(),
-            release=plan.config.release or plan.model,
-            version=__version__,
-            name=plan.name,
-            pid=os.getpid(),
-            start=processes.start_ticks(os.getpid()) or 0,
-        )
-        clock = Clock(time.monotonic, time.time)
-        lines = LineFactory(identity, clock)
-        writer = LedgerWriter(
-            LedgerFile(plan.state_dir / LEDGER, SEGMENT_BYTES), LedgerPolicy(), header=lines.header, gap=lines.gap
-        )
-        world = World(
-            plan=plan,
-            run=run_id,
-            instance=lock.instance,
-            signals=received,
-            hangup_ignored=hangup_ignored,
-            listeners=listeners,
-            control=control,
-            forward=forward,
-            log=logger,
-            writer=writer,
-            journal=LedgerJournal(identity, clock, writer),
-            subreaper=reaper.become_subreaper(),
-            policy=_policy(plan, on_terminal=on_terminal),
-            on_terminal=on_terminal,
-        )
-        return trio.run(Supervisor(world).run)
+    lock = StateLock(plan.state_dir, run=run_id, name=plan.name)
+    held.callback(lock.release)
+    control_address = UnixAddress(str(plan.run_dir / "control.sock"))
+    listeners = [held.enter_context(ports.listen(address)) for address in plan.listeners]
+    control = held.enter_context(ports.listen(control_address, mode=0o600))
+    for address in (*plan.listeners, control_address):
+        if isinstance(address, UnixAddress):
+            held.callback(Path(address.path).unlink, missing_ok=True)
+    notifier = Notifier(plan.environ)
+    held.callback(notifier.close)
+    journal, writer = _ledgers(plan, run_id)
+    return World(
+        plan=plan,
+        run=run_id,
+        instance=lock.instance,
+        signals=received,
+        hangup_ignored=hangup_ignored,
+        listeners=listeners,
+        control=control,
+        output=streams.out,
+        terminal=streams.terminal,
+        on_terminal=streams.on_terminal,
+        log=logger,
+        writer=writer,
+        journal=journal,
+        subreaper=reaper.become_subreaper(),
+        cgroup=cgroup.delegated(),
+        notifier=notifier,
+        policy=_policy(plan, on_terminal=streams.on_terminal, has_notify=notifier.enabled),
+    )
 
 
-def _policy(plan: Plan, *, on_terminal: bool) -> Policy:
+def _ledgers(plan: Plan, run_id: str) -> tuple[LedgerJournal, LedgerWriter]:
+    config = plan.config.ledger
+    identity = RunIdentity(
+        run=run_id,
+        boot=run_fate.boot_id(),
+        release=plan.config.release or plan.model,
+        version=__version__,
+        name=plan.name,
+        pid=os.getpid(),
+        start=processes.start_ticks(os.getpid()) or 0,
+    )
+    stamps = Clock(time.monotonic, time.time)
+    lines = LineFactory(identity, stamps)
+    writer = LedgerWriter(
+        LedgerFile(plan.state_dir / LEDGER, config.segment),
+        LedgerPolicy(sync=config.sync, interval_s=config.interval, max_bytes=config.max_size, keep_s=config.keep),
+        header=lines.header,
+        gap=lines.gap,
+    )
+    return LedgerJournal(identity, stamps, writer), writer
+
+
+def _policy(plan: Plan, *, on_terminal: bool, has_notify: bool) -> Policy:
     config = plan.config
+    restart = config.restart
     return Policy(
         restart=RestartPolicy(
-            max=config.restart.max,
-            within=config.restart.within,
-            stuck_max=config.restart.stuck_max,
-            stuck_within=config.restart.stuck_within,
-            start_attempts=config.restart.start_attempts,
-            backoff=config.restart.backoff,
-            backoff_max=config.restart.backoff_max,
-            healthy_after=config.restart.healthy_after,
-            on_give_up=config.restart.on_give_up,
-            slow_retry=config.restart.slow_retry,
+            max=restart.max,
+            within=restart.within,
+            stuck_max=restart.stuck_max,
+            stuck_within=restart.stuck_within,
+            start_attempts=restart.start_attempts,
+            backoff=restart.backoff,
+            backoff_max=restart.backoff_max,
+            healthy_after=restart.healthy_after,
+            on_give_up=restart.on_give_up,
+            slow_retry=restart.slow_retry,
         ),
+        limits=_limits(plan, config, has_notify=has_notify),
         start_timeout=config.engine.start_timeout,
         stop_grace=config.engine.stop_grace,
-        drain_budget=config.drain.budget,
         on_terminal=on_terminal,
-        has_notify="NOTIFY_SOCKET" in plan.environ,
+        has_notify=has_notify,
         is_pid1=os.getpid() == 1,
+    )
+
+
+def _limits(plan: Plan, config: Config, *, has_notify: bool) -> Limits:
+    """The limits of a stop; systemd is asked for its own only where it started us."""
+    drain = config.drain
+    outer, owner = None, "nobody"
+    if drain.outer != "auto":
+        outer, owner = drain.outer, "drain.outer"
+    elif has_notify and (found := outer_limit.read()) is not None:
+        outer, owner = found.seconds, found.owner
+    return Limits(
+        outer=outer,
+        outer_owner=owner,
+        propagation=drain.propagation,
+        drain=drain.budget,
+        engine_stop=config.engine.stop_grace,
+        documentation=drain.documentation,
+        reserve=drain.reserve,
+        server_graceful=None if plan.options is None else float(plan.options.shutdown_timeout),
+        request_deadline=config.front_door.request_deadline,
     )

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import trio
+import trio.lowlevel
 
 from vllm_supervisor.adapters.control_server import Answer, Call, refusal
 from vllm_supervisor.core import facts
@@ -27,22 +28,25 @@ class Control:
         *,
         status: Callable[[], Mapping[str, Any]],
         state: Callable[[], State],
+        timeouts: Callable[[], Mapping[str, object]],
         gate: Gate,
         events: Events,
         tell: Callable[[Fact], None],
-        record: Callable[[str, str], None],
+        say: Callable[[str, str], None],
         drain_budget: float,
     ) -> None:
-        """`tell` takes facts; `record` notes an event (word, sentence); `drain_budget` in seconds."""
+        """`tell` takes facts; `say` notes an event (word, sentence); `drain_budget` in seconds."""
         self._status = status
         self._state = state
+        self._timeouts = timeouts
         self._gate = gate
         self._events = events
         self._tell = tell
-        self._record = record
+        self._say = say
         self._drain_budget = drain_budget
         self._calls: dict[tuple[str, str], Callable[[Call], Awaitable[Answer]]] = {
             ("GET", "/status"): self._get_status,
+            ("GET", "/timeouts"): self._get_timeouts,
             ("GET", "/events"): self._get_events,
             ("POST", "/drain"): self._drain,
             ("POST", "/resume"): self._resume,
@@ -64,6 +68,9 @@ class Control:
 
     async def _get_status(self, _call: Call) -> Answer:
         return Answer(200, self._status())
+
+    async def _get_timeouts(self, _call: Call) -> Answer:
+        return Answer(200, self._timeouts())
 
     async def _get_events(self, call: Call) -> Answer:
         text = call.query.get("n", "20")
@@ -90,7 +97,7 @@ class Control:
         timeout = call.body.get("timeout_s")
         if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0):
             return refusal(400, f"timeout_s={timeout}: expected seconds, 0 or more")
-        self._tell(facts.DrainRequested(str(call.peer)))
+        self._tell(facts.DrainRequested(str(call.peer), hook=bool(call.body.get("hook"))))
         if call.body.get("wait"):
             with trio.move_on_after(self._drain_budget if timeout is None else timeout):
                 await self._empty()
@@ -99,8 +106,8 @@ class Control:
         return Answer(200, {"drained": self._gate.in_flight == 0, "in_flight": self._gate.in_flight})
 
     async def _empty(self) -> None:
-        await trio.sleep(0)  # the fact is taken first: admission is closed when we begin to count
-        while self._gate.in_flight:
+        await trio.lowlevel.checkpoint()  # the fact is taken first: admission is closed when we begin to count
+        while self._gate.in_flight:  # noqa: ASYNC110 - an event would leave a listener behind for each call
             await trio.sleep(LOOK_EVERY)
 
     async def _resume(self, call: Call) -> Answer:
@@ -125,6 +132,5 @@ class Control:
         source, reason = call.body.get("source"), call.body.get("reason")
         if not (isinstance(source, str) and source.strip() and isinstance(reason, str) and reason.strip()):
             return refusal(400, "a report needs a source and a reason")
-        self._record("report", f"{source.strip()[:100]} ({str(call.peer)}) reports: {reason.strip()[:500]}")
+        self._say("report", f"{source.strip()[:100]} ({call.peer!s}) reports: {reason.strip()[:500]}")
         return Answer(202, {"recorded": True})
-

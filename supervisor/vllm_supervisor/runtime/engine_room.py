@@ -10,26 +10,25 @@ Rules:
 import shutil
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import trio
 
 from vllm_supervisor.adapters import child as children
+from vllm_supervisor.adapters import clock
+from vllm_supervisor.adapters.cgroup import Cgroup, EngineGroup, Unavailable
 from vllm_supervisor.adapters.child import SpawnError
+from vllm_supervisor.adapters.leftovers import Removed
 from vllm_supervisor.adapters.processes import Leftovers, Member, Tree
-from vllm_supervisor.adapters.pump import Pump
 from vllm_supervisor.core import engine_env, facts
 from vllm_supervisor.core.address import Address, TcpAddress, UnixAddress
 from vllm_supervisor.core.custody import Marker
 from vllm_supervisor.core.engine_command import Transport
-from vllm_supervisor.core.engine_log import EngineLog
-from vllm_supervisor.core.exit_status import ExitEvidence
 from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.plan import Plan
 from vllm_supervisor.core.probe import PROBE_ID_PREFIX
-from vllm_supervisor.runtime.incarnation import Incarnation, Readiness
+from vllm_supervisor.runtime.incarnation import Body, Incarnation, Readiness
 
 KEEP_ALIVE = 75  # seconds the engine keeps an idle connection of ours: longer than our pool does
 PROVE_WITHIN = 10.0  # seconds for KILLed processes to go
@@ -46,20 +45,27 @@ class EngineRoom:
         instance: str,
         run: str,
         subreaper: bool,
+        cgroup: Cgroup | Unavailable,
         tell: Callable[[Fact], None],
         forward: Callable[[Sequence[bytes]], None],
+        requests_lost: Callable[[], int],
         log: Any,
     ) -> None:
-        """`instance` and `run` mark the engine's processes; `forward` takes the engine's lines."""
+        """`instance` and `run` mark the engine's processes; `forward` takes the engine's lines.
+
+        `requests_lost` counts the requests of this run that failed with their engine.
+        """
         self._plan = plan
         self._nursery = nursery
         self._instance = instance
         self._run = run
         self._subreaper = subreaper
+        self._cgroup = cgroup
         self._tell = tell
         self._forward = forward
+        self._requests_lost = requests_lost
+        self._lost_before = 0
         self._log = log
-        self._sweeping = False
         self.current: Incarnation | None = None
 
     # -- orders ------------------------------------------------------------------------------------------------------
@@ -87,17 +93,20 @@ class EngineRoom:
         except SpawnError as fault:
             self._tell(facts.SpawnFailed(f"{fault.sentence}; check engine.command"))
             return
+        group = self._cgroup.engine(number) if isinstance(self._cgroup, Cgroup) else self._cgroup
+        if isinstance(group, EngineGroup):
+            group = group.add(child.pid) or group
         tree = Tree(child.id, marker, spawned=children.owned, subreaper=self._subreaper)
-        log = EngineLog()
-        pump = Pump(child.stdout, child.stderr, forward=self._forward, on_line=lambda line: self._line(log, line))
-        self.current = Incarnation(number, home, child, tree, address, pump, log, self._tell)
+        body = Body(number, home, child, tree, group, address)
+        self.current = Incarnation(body, forward=self._forward, tell=self._tell, started_at=clock.monotonic())
+        self._lost_before = self._requests_lost()
         self._tell(facts.Spawned(child.pid))
         self._nursery.start_soon(self.current.run, self._readiness(number))
 
     def terminate(self) -> None:
         """TERM to the main process, once."""
         if self.current is not None:
-            self.current.child.terminate()
+            self.current.body.child.terminate()
 
     def kill_tree(self) -> None:
         """KILL to everything; the sweep that follows the main process's end proves it."""
@@ -115,24 +124,25 @@ class EngineRoom:
         killed: list[Member] = []
         left: list[Member] = []
         if ended is not None:
-            killed, left = await ended.tree.sweep(PROVE_WITHIN)
+            killed, left = await ended.body.tree.sweep(PROVE_WITHIN)
         if not left:
             left = await self._sweep_earlier()
             if left and not self._plan.config.engine.sweep:
-                self._tell(facts.SweepFailed(f"an earlier run left {_named(left)}; end them, or set engine.sweep", refused=True))
+                sentence = f"an earlier run left {_named(left)}; end them, or set engine.sweep = true"
+                self._tell(facts.SweepFailed(sentence, refused=True))
                 return
         if left:
-            self._tell(facts.SweepFailed(f"KILL did not remove {_named(left)}; a person has to (a reboot may be needed)"))
+            sentence = f"KILL did not remove {_named(left)}; a person has to, and a reboot may be needed"
+            self._tell(facts.SweepFailed(sentence))
             return
         if ended is None:
             self._tell(facts.SweepDone())
             return
         await ended.read_out()
-        if killed:
-            self._log.warning("swept", sentence=f"removed what the engine left: {_named(killed)}")
-        self._clear(ended)
+        evidence = ended.evidence()
+        self._clear(ended, killed)
         self.current = None
-        self._tell(facts.SweepDone(ExitEvidence(first_error=ended.log.first_error)))
+        self._tell(facts.SweepDone(evidence, self._requests_lost() - self._lost_before))
 
     async def _sweep_earlier(self) -> list[Member]:
         """End what a run that died left behind; with `engine.sweep` off only look."""
@@ -143,6 +153,18 @@ class EngineRoom:
         if killed:
             self._log.warning("swept_earlier", sentence=f"removed what an earlier run left: {_named(killed)}")
         return left
+
+    def _clear(self, ended: Incarnation, killed: Sequence[Member]) -> None:
+        """Remove what only this incarnation can have made, and say what it had left."""
+        body = ended.body
+        removed = ended.clear()
+        if isinstance(body.address, UnixAddress):
+            Path(body.address.path).unlink(missing_ok=True)
+        shutil.rmtree(body.home, ignore_errors=True)
+        if isinstance(body.group, EngineGroup):
+            body.group.remove()
+        if killed or removed.names or removed.kept:
+            self._log.warning("swept", sentence=_left_behind(killed, removed))
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -166,16 +188,14 @@ class EngineRoom:
             request_id=f"{PROBE_ID_PREFIX}{self._run}-{number}",
         )
 
-    def _line(self, log: EngineLog, line: str) -> None:
-        if log.add(line):
-            self._tell(facts.LoadProgressed())
-
-    def _clear(self, ended: Incarnation) -> None:
-        """Remove what only this incarnation can have made."""
-        if isinstance(ended.address, UnixAddress):
-            Path(ended.address.path).unlink(missing_ok=True)
-        shutil.rmtree(ended.home, ignore_errors=True)
-
 
 def _named(members: Sequence[Member]) -> str:
     return ", ".join(f"{member.name} (pid {member.id.pid})" for member in members)
+
+
+def _left_behind(killed: Sequence[Member], removed: Removed) -> str:
+    parts = [f"killed {_named(killed)}"] if killed else []
+    if removed.names:
+        parts.append(f"removed {', '.join(removed.names)} ({removed.bytes} bytes)")
+    parts += [f"kept {path}: {why}" for path, why in removed.kept]
+    return f"the engine left something behind: {'; '.join(parts)}"

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 from vllm_supervisor.core import facts, orders
 from vllm_supervisor.core.admission import Gate, OpenRequest
+from vllm_supervisor.core.drain_report import CutRequest
 from vllm_supervisor.core.facts import Fact
-from vllm_supervisor.core.lifecycle import State
+from vllm_supervisor.core.words import Cut, Phase
 from vllm_supervisor.runtime.engine_room import EngineRoom
 
 
@@ -19,18 +20,28 @@ class Hands:
         room: EngineRoom,
         record: Callable[[orders.Record], None],
         tell: Callable[[Fact], None],
-        document: Callable[[State], None],
+        document: Callable[[], None],
+        enter: Callable[[Phase], None],
+        save_evidence: Callable[[str], None],
+        now: Callable[[], float],
     ) -> None:
-        """`record` says an event once; `document` writes down how everything ended and then tells `Documented`."""
+        """`record` says an event once; `document` writes down how everything ended and then tells `Documented`.
+
+        `enter` takes the new phase; `save_evidence` writes a bundle and then tells `EvidenceSaved`.
+        """
         self._gate = gate
         self._room = room
         self._record = record
         self._tell = tell
         self._document = document
+        self._enter = enter
+        self._save_evidence = save_evidence
+        self._now = now
+        self.cut: list[CutRequest] = []  # by the end of a drain, at most what may be in flight at once
         self._watching = False
         gate.on_release(self._released)
 
-    def execute(self, order: orders.Order, state: State) -> None:
+    def execute(self, order: orders.Order) -> None:
         """Carry out one order."""
         match order:
             case orders.Sweep():
@@ -46,16 +57,30 @@ class Hands:
             case orders.OpenGate(reason=reason):
                 self._gate.reopen(reason)
             case orders.CutInFlight(cut=cut):
-                self._gate.cut_all(cut)
+                self._cut(cut)
             case orders.WatchDrain():
                 self._watching = True
                 self._released(None)
             case orders.Record():
                 self._record(order)
+            case orders.EnterPhase(phase=phase):
+                self._enter(phase)
+            case orders.SaveEvidence(sentence=sentence):
+                self._save_evidence(sentence)
             case orders.Document():
-                self._document(state)
+                self._document()
             case orders.End():
                 pass
+
+    def _cut(self, cut: Cut) -> None:
+        """End what is in flight; what the end of a drain cuts is remembered for its report."""
+        if cut is Cut.DRAIN_DEADLINE:
+            now = self._now()
+            self.cut += [
+                CutRequest(request.id, request.request_class, now - request.admitted_at)
+                for request in self._gate.open.values()
+            ]
+        self._gate.cut_all(cut)
 
     def _released(self, _request: OpenRequest | None) -> None:
         if self._watching and self._gate.in_flight == 0:

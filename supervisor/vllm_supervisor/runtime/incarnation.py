@@ -3,33 +3,44 @@
 Rules:
 * What is seen becomes a fact; nothing is decided here.
 * Everything that watches ends with the main process; the output is read to its end after that, within a bound.
-* Progress of a load is what a person could see: a line not seen before, or bytes read from disk. CPU seconds alone are
-  none: a rank that waits for a dead peer burns them for ever.
+* Progress of a load is what a person could see in its lines. CPU seconds are none: a rank that waits for a dead peer
+  burns them for ever.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
-from vllm_supervisor.adapters import engine_probe, processes
+from vllm_supervisor.adapters import clock, engine_probe, leftovers, processes
+from vllm_supervisor.adapters.cgroup import EngineGroup, Unavailable
 from vllm_supervisor.adapters.child import Child
 from vllm_supervisor.adapters.processes import Member, Tree
 from vllm_supervisor.adapters.pump import Pump
 from vllm_supervisor.core import facts
 from vllm_supervisor.core.address import Address
 from vllm_supervisor.core.engine_log import EngineLog
+from vllm_supervisor.core.exit_status import ExitEvidence
 from vllm_supervisor.core.facts import Fact
+from vllm_supervisor.core.load_progress import LoadProgress
 from vllm_supervisor.core.probe import Reach, ReadyCheck, ReadyResult
 from vllm_supervisor.core.proc import ProcessId
 
 TITLES = "VLLM::"  # what vLLM's processes call themselves; asked only of processes that are proven members
 LOOK_EVERY = 1.0  # seconds between looks at a loading engine's tree
+LOOK_LATER = 5.0  # and at one that is ready
+SEGMENTS_EVERY = 30.0  # seconds between looks at the shared memory of an engine that is ready
 ASK_EVERY = 0.25  # seconds between ready checks while nobody listens
 ASK_AGAIN = 1.0  # seconds between ready checks that were answered, but not well
 NO_HEALTH_PATH = {404, 405}  # an OpenAI-compatible engine without /health is healthy when it answers at all
 READ_OUT_WITHIN = 1.0  # seconds for the output of an ended engine to be read to its end
+DEAD_FOR = 10.0  # seconds an engine that said it is dead may take to end by itself (vLLM 0.32 needs 4)
+NEAR_THE_END = 60.0  # seconds before the end of a serving engine in which an error may be its reason
+
+# What vLLM prints when its engine is dead and nothing will ever be answered again (vllm/v1/engine/exceptions.py).
+_SAYS_DEAD = re.compile(r"EngineDeadError|EngineCore encountered a fatal error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,31 +52,36 @@ class Readiness:
     request_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What one incarnation consists of. `home` is its private directory; `address` None: it has no HTTP front."""
+
+    number: int
+    home: Path
+    child: Child
+    tree: Tree
+    group: EngineGroup | Unavailable
+    address: Address | None
+
+
 class Incarnation:
     """A running engine, from its spawn to the last byte of its output."""
 
     def __init__(
-        self,
-        number: int,
-        home: Path,
-        child: Child,
-        tree: Tree,
-        address: Address | None,
-        pump: Pump,
-        log: EngineLog,
-        tell: Callable[[Fact], None],
+        self, body: Body, *, forward: Callable[[Sequence[bytes]], None], tell: Callable[[Fact], None], started_at: float
     ) -> None:
-        """`home` is its private directory; `address` is where it will listen (None: it has no HTTP front); `tell` takes the facts."""
-        self.number = number
-        self.home = home
-        self.child = child
-        self.tree = tree
-        self.address = address
-        self.log = log
-        self._pump = pump
+        """`forward` takes the engine's lines, `tell` the facts; `started_at` in monotonic seconds."""
+        self.body = body
+        self.log = EngineLog()
+        self.load = LoadProgress()
+        self.ready = False
+        self.started_at = started_at
         self._tell = tell
+        self._pump = Pump(body.child.stdout, body.child.stderr, forward=forward, on_line=self._line)
         self._watched: set[ProcessId] = set()
-        self._ended = trio.Event()
+        self._segments = leftovers.Segments()
+        self._said_dead = trio.Event()
+        self._ended_at: float | None = None
 
     async def run(self, readiness: Readiness) -> None:
         """Watch over this life; returns when its main process has ended and its output was read."""
@@ -74,52 +90,104 @@ class Incarnation:
             async with trio.open_nursery() as watchers:
                 watchers.start_soon(self._watch_tree, watchers)
                 watchers.start_soon(self._become_ready, readiness)
-                raw = await self.child.wait()
+                watchers.start_soon(self._watch_words)
+                raw = await self.body.child.wait()
                 watchers.cancel_scope.cancel()
+            self._ended_at = clock.monotonic()
             self._tell(facts.Exited(raw))
-            self._ended.set()
             # What is left of the tree may hold the pipes open: the sweep ends it, and then this ends.
 
     def kill(self) -> None:
         """KILL to every process of it that is there just now."""
-        processes.kill(member.id for member in self.tree.remaining())
+        if isinstance(self.body.group, EngineGroup):
+            self.body.group.kill()
+        processes.kill(member.id for member in self.body.tree.remaining())
 
     async def read_out(self) -> None:
-        """Wait until the output has been read to its end (bounded), and the status taken."""
+        """Wait until the output has been read to its end, within a bound."""
         await self._pump.drain_then_close(READ_OUT_WITHIN)
 
+    def clear(self) -> leftovers.Removed:
+        """Remove the shared memory that only this engine used; call it when its processes are gone."""
+        return self._segments.remove_unused()
+
+    def evidence(self) -> ExitEvidence:
+        """What this life left to read about its end."""
+        since = None if not self.ready or self._ended_at is None else self._ended_at - NEAR_THE_END
+        block = self.log.error(since)
+        space = leftovers.shm_space()
+        killed = self.body.group.oom_kills() if isinstance(self.body.group, EngineGroup) else 0
+        return ExitEvidence(
+            first_error="" if block is None else "\n".join(block.lines),
+            oom_kills=killed if isinstance(killed, int) else 0,
+            shm_used=None if space is None or not space.total else 1 - space.available / space.total,
+        )
+
+    # -- watchers ----------------------------------------------------------------------------------------------------
+
+    def _line(self, line: str) -> None:
+        now = clock.monotonic()
+        self.log.add(line, now)
+        if not self.ready:
+            before = self.load.changed_at
+            self.load.add(line, now)
+            if self.load.changed_at != before:
+                self._tell(facts.LoadProgressed())
+        if _SAYS_DEAD.search(line):
+            self._said_dead.set()
+
     async def _watch_tree(self, nursery: trio.Nursery) -> None:
-        """See each of vLLM's own processes end at once, by its pidfd; new ones are looked for while it loads."""
+        """See each of vLLM's own processes end at once, by its pidfd; new ones are looked for."""
+        segments_due = 0.0
         while True:
-            for member in self.tree.look():
-                if member.id not in self._watched and member.id != self.tree.main and member.name.startswith(TITLES):
+            members = self.body.tree.look()
+            for member in members:
+                if member.id not in self._watched and member.id != self.body.child.id and _is_part(member):
                     self._watched.add(member.id)
                     nursery.start_soon(self._watch_member, member)
-            await trio.sleep(LOOK_EVERY)
+            if clock.monotonic() >= segments_due:
+                self._segments.look(member.id.pid for member in members if not member.dead)
+                segments_due = clock.monotonic() + (SEGMENTS_EVERY if self.ready else LOOK_EVERY)
+            await trio.sleep(LOOK_LATER if self.ready else LOOK_EVERY)
 
     async def _watch_member(self, member: Member) -> None:
         await processes.watch(member.id)
-        self._watched.discard(member.id)
         self._tell(facts.MemberDied(member.id.pid, member.name))
+
+    async def _watch_words(self) -> None:
+        await self._said_dead.wait()
+        await trio.sleep(DEAD_FOR)
+        self._tell(facts.ReportedDead(f"the engine said that it is dead and did not end within {DEAD_FOR:g} s"))
 
     async def _become_ready(self, readiness: Readiness) -> None:
         """Ask until the engine is ready; the start deadline, not this task, ends a load that leads nowhere."""
-        if self.address is None:
-            self._tell(facts.BecameReady("it has no HTTP front to ask"))
+        address = self.body.address
+        if address is None:
+            self._ready("it has no HTTP front to ask")
             return
         while True:
-            check = await self._ask(self.address, readiness)
+            check = await _ask(address, readiness)
             if check.check.ready:
                 break
             await trio.sleep(ASK_EVERY if check.check is ReadyCheck.REFUSED else ASK_AGAIN)
-        self._tell(facts.BecameReady(check.sentence if check.check is ReadyCheck.UNPROVEN else ""))
+        self._ready(check.sentence if check.check is ReadyCheck.UNPROVEN else "")
 
-    async def _ask(self, address: Address, readiness: Readiness) -> ReadyResult:
-        if readiness.probe:
-            return await engine_probe.ready_check(address, readiness.api_key, request_id=readiness.request_id)
-        reply = await engine_probe.health(address)
-        if reply.reach is Reach.REFUSED:
-            return ReadyResult(ReadyCheck.REFUSED, "the engine does not listen yet")
-        if reply.ok or reply.status in NO_HEALTH_PATH:
-            return ReadyResult(ReadyCheck.UNPROVEN, "healthy; no first request was asked for (engine.ready_probe is off)")
-        return ReadyResult(ReadyCheck.NOT_HEALTHY, "the engine listens, but is not healthy", reply.status)
+    def _ready(self, note: str) -> None:
+        self.ready = True
+        self._segments.look(member.id.pid for member in self.body.tree.remaining())
+        self._tell(facts.BecameReady(note))
+
+
+def _is_part(member: Member) -> bool:
+    return not member.dead and member.name.startswith(TITLES)
+
+
+async def _ask(address: Address, readiness: Readiness) -> ReadyResult:
+    if readiness.probe:
+        return await engine_probe.ready_check(address, readiness.api_key, request_id=readiness.request_id)
+    reply = await engine_probe.health(address)
+    if reply.reach is Reach.REFUSED:
+        return ReadyResult(ReadyCheck.REFUSED, "the engine does not listen yet")
+    if reply.ok or reply.status in NO_HEALTH_PATH:
+        return ReadyResult(ReadyCheck.UNPROVEN, "no first request was asked for: engine.ready_probe is off")
+    return ReadyResult(ReadyCheck.NOT_HEALTHY, "the engine listens, but is not healthy", reply.status)

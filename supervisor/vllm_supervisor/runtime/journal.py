@@ -38,6 +38,7 @@ class RequestCounts:
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     by_class: Counter[tuple[RequestClass, Outcome]] = field(default_factory=Counter)
     why: Counter[str] = field(default_factory=Counter)  # a small fixed set of words
+    refused: Counter[str] = field(default_factory=Counter)  # by the code a refused client reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,7 @@ class LedgerJournal:
     def rejected(self, request_class: RequestClass, reason: str) -> None:
         """Count a refusal."""
         self.requests.rejected += 1
+        self.requests.refused[reason] += 1
         second = int(self._clock.monotonic())
         if second != self._rejected_second or len(self._rejected) >= MAX_REASONS:
             self._write_rejected()
@@ -235,9 +237,9 @@ class LedgerJournal:
         return balance_fields(counts, states, rejected=self.requests.rejected, lost=lost)
 
     @property
-    def executions(self) -> dict[str, int]:
+    def executions(self) -> dict[ExecutionState, int]:
         """The execution register by state; requests in flight count as `running`."""
-        states = {state.value: self._register.states[state] for state in ExecutionState}
+        states = {state: self._register.states[state] for state in ExecutionState}
         states[ExecutionState.RUNNING] += self.requests.accepted - sum(self._register.states.values())
         return states
 

@@ -23,8 +23,8 @@ from vllm_supervisor.core.words import Phase
 class Executor(Protocol):
     """Carries out orders; adds no decision of its own."""
 
-    def execute(self, order: orders.Order, state: State) -> None:
-        """Carry out one order, or start the task that does; never blocks. `state` is the one the order came with."""
+    def execute(self, order: orders.Order) -> None:
+        """Carry out one order, or start the task that does; never blocks."""
 
 
 class Loop:
@@ -85,4 +85,4 @@ class Loop:
             elif isinstance(order, orders.ClearTimer):
                 self.timers.pop(order.timer, None)
             else:
-                executor.execute(order, self.state)
+                executor.execute(order)

@@ -1,0 +1,150 @@
+"""Files a dead engine left behind: seen in its hands, and provably in nobody's hands now.
+
+Rules:
+* A segment in /dev/shm is ours to remove only if one of the engine's processes was seen to map or open this very inode.
+* That nobody uses it now is proven by the kernel: a write lease is granted only when no other open file or mapping
+  of the inode exists, whoever holds it. Where no lease can be had, the segment stays and that is told.
+* Sockets are removed only from the directory that was made for this engine, and at the path it was given.
+* Never by name alone.
+
+Source of facts: fcntl(2) on F_SETLEASE, proc(5) on maps and fd.
+"""
+
+import fcntl
+import os
+import signal
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_SHM = "/dev/shm"  # noqa: S108 - the mount itself is meant, no file is made there
+_MAX_SEGMENTS = 10_000  # remembered; an engine maps a handful
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What was removed: names and their size in bytes; and what was kept, each with why."""
+
+    names: tuple[str, ...] = ()
+    bytes: int = 0
+    kept: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShmSpace:
+    """The fullness of /dev/shm in bytes."""
+
+    total: int
+    available: int
+
+
+def shm_space() -> ShmSpace | None:
+    """Return how full /dev/shm is, or None where there is none."""
+    try:
+        found = os.statvfs(_SHM)
+    except OSError:
+        return None
+    return ShmSpace(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+
+
+class Segments:
+    """The /dev/shm segments that were seen in the engine's hands."""
+
+    def __init__(self, root: str = _SHM) -> None:
+        """Watch `root`, the mount of POSIX shared memory."""
+        self._root = root
+        self._seen: dict[str, int] = {}  # path: inode
+
+    def look(self, pids: Iterable[int]) -> None:
+        """Note what these processes, which must be the engine's, map or hold open now. Takes milliseconds a process."""
+        for pid in pids:
+            with suppress(OSError):
+                self._look_at_maps(pid)
+            with suppress(OSError):
+                self._look_at_descriptors(pid)
+
+    def _note(self, path: str, inode: int) -> None:
+        if len(self._seen) < _MAX_SEGMENTS or path in self._seen:
+            self._seen[path] = inode
+
+    def _look_at_maps(self, pid: int) -> None:
+        prefix = f" {self._root}/".encode()
+        with open(f"/proc/{pid}/maps", "rb") as maps:  # noqa: PTH123 - read line by line, thousands of them
+            for line in maps:
+                if prefix in line and not line.endswith(b" (deleted)\n"):
+                    field = line.split(None, 5)
+                    self._note(os.fsdecode(field[5].rstrip(b"\n")), int(field[4]))
+
+    def _look_at_descriptors(self, pid: int) -> None:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                path = os.readlink(fd)  # noqa: PTH115 - the bare text is compared
+                if path.startswith(f"{self._root}/") and not path.endswith(" (deleted)"):
+                    self._note(path, fd.stat().st_ino)
+
+    def remove_unused(self) -> Removed:
+        """Remove every seen segment that nobody maps or opens; call it when the engine's processes are gone."""
+        names: list[str] = []
+        kept: list[tuple[str, str]] = []
+        total = 0
+        for path, inode in sorted(self._seen.items()):
+            try:
+                size = _remove_unused(path, inode)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                kept.append((path, _why(error)))
+            else:
+                names.append(path)
+                total += size
+        self._seen.clear()
+        return Removed(tuple(names), total, tuple(kept))
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, BlockingIOError):
+        return "another process still uses it"
+    return f"cannot prove that nobody uses it: {error.strerror}"
+
+
+def _remove_unused(path: str, inode: int) -> int:
+    """Unlink `path` and return its size in bytes. Raises OSError: in use, gone, replaced (gone as well), not ours."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if found.st_ino != inode or not stat.S_ISREG(found.st_mode):
+            raise FileNotFoundError(path)
+        # Whoever opens it while the lease is held breaks it, which is told by a signal: one that is ignored by default.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        os.unlink(path)  # noqa: PTH108 - beside os.open
+        return found.st_blocks * 512
+    finally:
+        os.close(fd)
+
+
+def remove_sockets(directory: Path | None, socket_path: Path | None) -> Removed:
+    """Remove the sockets in the engine's private `directory`, the directory if that empties it, and its `socket_path`."""
+    candidates = [] if socket_path is None else [socket_path]
+    if directory is not None:
+        with suppress(FileNotFoundError):
+            candidates += sorted(directory.iterdir())
+    names: list[str] = []
+    kept: list[tuple[str, str]] = []
+    for path in candidates:
+        try:
+            if stat.S_ISSOCK(path.lstat().st_mode):
+                path.unlink()
+                names.append(str(path))
+            else:
+                kept.append((str(path), "no socket"))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            kept.append((str(path), error.strerror or "unknown error"))
+    if directory is not None:
+        with suppress(OSError):  # something else is in it, which is told above
+            directory.rmdir()
+    return Removed(tuple(names), 0, tuple(kept))

@@ -1,0 +1,196 @@
+"""`ledger summary|show|audit`: read the two ledgers, also while they are written and when nothing runs.
+
+Rules:
+* The two registers are shown side by side and never added.
+* Requests that are open now are shown whatever the window.
+* Read line by line: the size of a ledger costs time, not memory.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from vllm_supervisor.adapters import ledger_reader
+from vllm_supervisor.cli.ledger_place import ledger_directory, since_stamp
+from vllm_supervisor.cli.planning import GlobalOptions
+from vllm_supervisor.core.accounts import Fold
+from vllm_supervisor.core.audit import Audit
+from vllm_supervisor.core.audit import audit as check
+from vllm_supervisor.core.errors import UsageError
+from vllm_supervisor.core.ledger import Record
+from vllm_supervisor.core.words import ExecutionState, Outcome
+
+_OPENING = ("t", "at", "boot", "run", "inc", "event")
+
+
+_place = click.option(
+    "--state-dir", metavar="DIR", help="Where the ledgers are; default: the instance's state directory."
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
+
+
+@click.group()
+def ledger() -> None:
+    """Read what became of requests and of the engine's work for them."""
+
+
+@ledger.command()
+@click.option("--since", metavar="WHEN", help='Only requests accepted since then: "1h", or a time in ISO 8601.')
+@_place
+@_json_option
+@click.pass_obj
+def summary(options: GlobalOptions, *, since: str | None, state_dir: str | None, as_json: bool) -> None:
+    """Count per release: outcomes by class, executions by state, refusals; and what is open now."""
+    now = datetime.now(UTC)
+    fold = ledger_reader.fold(ledger_directory(options, state_dir), since=since_stamp(since, now))
+    answer = summarize(fold, now)
+    click.echo(json.dumps(answer) if as_json else render_summary(answer))
+
+
+def summarize(fold: Fold, now: datetime) -> dict[str, Any]:
+    """Build the summary; ages in seconds."""
+    releases: dict[str, dict[str, Any]] = {}
+    for run in fold.runs.values():
+        entry = releases.setdefault(
+            run.release,
+            {"runs": 0, "accepted": 0, "classes": {}, "why": Counter(), "executions": Counter(), "rejected": Counter()},
+        )
+        entry["runs"] += 1
+        entry["accepted"] += run.accepted
+        for (request_class, outcome), number in run.outcomes.items():
+            counts = entry["classes"].setdefault(request_class, dict.fromkeys(Outcome, 0))
+            counts[outcome] += number
+        entry["why"].update({why: n for why, n in run.why.items() if why})
+        entry["executions"].update({state: n for state, n in run.executions.items() if n})
+        for (_request_class, reason), number in run.rejected.items():
+            entry["rejected"][reason] += number
+    waiting = [account for account in fold.open_ids() if account.outcome is None]
+    oldest = min((account.at for account in waiting), default=None)
+    return {
+        "releases": [{"release": release, **entry} for release, entry in releases.items()],
+        "open_now": len(waiting),
+        "oldest_open_s": None if oldest is None else round((now - datetime.fromisoformat(oldest)).total_seconds(), 3),
+        "unsettled_executions": sum(1 for account in fold.open_ids() if account.outcome is not None),
+        "missing": {
+            "unreadable_lines": fold.unreadable,
+            "missing_segments": fold.missing_segments,
+            "lines_not_written": sum(run.lost for run in fold.runs.values()),
+        },
+    }
+
+
+def render_summary(answer: dict[str, Any]) -> str:
+    """Write a summary for a terminal: first the request register, then, apart from it, the execution register."""
+    lines: list[str] = []
+    for release in answer["releases"]:
+        lines.append(
+            f"release {release['release'] or '(none)'}: {release['runs']} runs, {release['accepted']} accepted"
+        )
+        lines.append("  requests")
+        for request_class, counts in sorted(release["classes"].items()):
+            lines.append(f"    {request_class:12} " + "  ".join(f"{name} {counts[name]}" for name in Outcome))
+        if release["why"]:
+            lines.append("    why: " + ", ".join(f"{why} {n}" for why, n in release["why"].most_common()))
+        if release["rejected"]:
+            lines.append("    rejected: " + ", ".join(f"{why} {n}" for why, n in release["rejected"].most_common()))
+        states = release["executions"]
+        lines.append("  executions   " + "  ".join(f"{state} {states[state]}" for state in ExecutionState))
+    if answer["open_now"]:
+        lines.append(f"open now: {answer['open_now']}, the oldest for {answer['oldest_open_s']:.0f} s")
+    else:
+        lines.append("open now: none")
+    lines.append(f"executions not settled: {answer['unsettled_executions']}")
+    missing = {name.replace("_", " "): n for name, n in answer["missing"].items() if n}
+    if missing:
+        lines.append("EVIDENCE MISSING: " + ", ".join(f"{n} {name}" for name, n in missing.items()))
+    return "\n".join(lines)
+
+
+@ledger.command()
+@click.argument("request_id", metavar="[ID]", required=False)
+@click.option(
+    "--open", "only_open", is_flag=True, help="What is not settled: no outcome yet, or an execution not final."
+)
+@click.option("--since", metavar="WHEN", help='Every line since then: "1h", or a time in ISO 8601.')
+@_place
+@_json_option
+@click.pass_obj
+def show(
+    options: GlobalOptions,
+    *,
+    request_id: str | None,
+    only_open: bool,
+    since: str | None,
+    state_dir: str | None,
+    as_json: bool,
+) -> int:
+    """Show the lines of one request, of everything not settled, or since a time (status 1: there are none)."""
+    if sum((request_id is not None, only_open, since is not None)) != 1:
+        raise UsageError("ledger show: say one of ID, --open, --since")
+    directory = ledger_directory(options, state_dir)
+    wanted = {account.id for account in ledger_reader.fold(directory).open_ids()} if only_open else {request_id}
+    stamp = since_stamp(since, datetime.now(UTC))
+
+    def chosen() -> Iterator[tuple[bytes, Record]]:
+        for _segment, line, record in ledger_reader.records(directory):
+            if record is not None and (record["at"] >= stamp if since is not None else record.get("id") in wanted):
+                yield line, record
+
+    found = False
+    for line, record in chosen():
+        found = True
+        click.echo(line.decode().rstrip("\n") if as_json else _plain(record))
+    if not found and not as_json:
+        click.echo("nothing", err=True)
+    return 0 if found or only_open else 1
+
+
+def _plain(record: Record) -> str:
+    rest = " ".join(f"{key}={json.dumps(value)}" for key, value in record.items() if key not in _OPENING)
+    return f"{record['at']}  {record['run']}/{record['inc']}  {record['event']:9}  {rest}"
+
+
+@ledger.command()
+@_place
+@_json_option
+@click.pass_obj
+def audit(options: GlobalOptions, *, state_dir: str | None, as_json: bool) -> int:
+    """Check each run: everything accepted has one outcome and an execution state (status 1: something does not hold)."""
+    found = check(ledger_reader.fold(ledger_directory(options, state_dir)))
+    click.echo(json.dumps(audit_json(found)) if as_json else render_audit(found))
+    return 0 if found.holds else 1
+
+
+def audit_json(found: Audit) -> dict[str, Any]:
+    """Build the audit as JSON."""
+    return {
+        "holds": found.holds,
+        "evidence": found.evidence,
+        "runs": [
+            {
+                "run": run.run,
+                "release": run.release,
+                "holds": run.holds,
+                "live": run.live,
+                "partial": run.partial,
+                "violations": run.violations,
+            }
+            for run in found.runs
+        ],
+    }
+
+
+def render_audit(found: Audit) -> str:
+    """Write the audit for a terminal: a line a run, violations below."""
+    lines = []
+    for run in found.runs:
+        notes = [note for note, holds in (("not ended", run.live), ("its beginning is pruned", run.partial)) if holds]
+        verdict = "holds" if run.holds else "DOES NOT HOLD"
+        lines.append(f"run {run.run}: {verdict}" + (f" ({', '.join(notes)})" if notes else ""))
+        lines += [f"    {violation}" for violation in run.violations]
+    lines += [f"EVIDENCE MISSING: {sentence}" for sentence in found.evidence]
+    return "\n".join(lines) or "the ledger is empty"

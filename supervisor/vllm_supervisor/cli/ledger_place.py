@@ -1,0 +1,55 @@
+"""Where the ledgers are that a tool reads, and from when on: `--state-dir`, else the instance's state directory."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from vllm_supervisor.adapters import directories
+from vllm_supervisor.cli.planning import GlobalOptions, load_config
+from vllm_supervisor.core.errors import UsageError
+from vllm_supervisor.core.ledger import DIRECTORY
+from vllm_supervisor.core.units import BadValueError, parse_duration
+
+_ANY = "-"  # stands for the instance's name in the path of a state directory; no instance is called so
+
+
+def ledger_directory(options: GlobalOptions, state_dir: str | None) -> Path:
+    """Return the directory of the segments; nothing needs to run. UsageError if there is none, or more than one."""
+    if state_dir is not None:
+        return _existing(Path(state_dir).expanduser().absolute())
+    configured = load_config(options).config.state_dir
+    if options.name is not None:
+        return _existing(directories.state_directory(configured, options.environ, options.name))
+    pattern = directories.state_directory(configured, options.environ, _ANY)
+    if pattern.name != _ANY:
+        return _existing(pattern)
+    found = sorted(path.parent for path in pattern.parent.glob(f"*/{DIRECTORY}"))
+    if len(found) > 1:
+        raise UsageError(f"several ledgers in {pattern.parent}: {', '.join(p.name for p in found)}; choose by --name")
+    if not found:
+        raise UsageError(f"no ledger in {pattern.parent}; say where by --state-dir")
+    return _existing(found[0])
+
+
+def _existing(state: Path) -> Path:
+    directory = state / DIRECTORY
+    try:
+        if directory.is_dir():
+            return directory
+    except PermissionError:
+        raise UsageError(f"the ledger {directory} may not be read by this user") from None
+    raise UsageError(f"no ledger in {state}; say where by --state-dir")
+
+
+def since_stamp(text: str | None, now: datetime) -> str:
+    """Turn `--since` into an `at` stamp: a duration back from now, or a time in ISO 8601 (UTC if it names no zone)."""
+    if text is None:
+        return ""
+    try:
+        moment = now - timedelta(seconds=parse_duration(text))
+    except (BadValueError, OverflowError):
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            raise UsageError(f'--since {text}: expected a duration such as "1h", or a time in ISO 8601') from None
+        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"

@@ -1,0 +1,137 @@
+"""Cells of ends nobody asked for, and of an engine that has to be ended because it is lost."""
+
+from dataclasses import replace
+
+from vllm_supervisor.core import facts, orders
+from vllm_supervisor.core.facts import Fact, Timer
+from vllm_supervisor.core.lifecycle import Moment, Node, Policy, State, Why
+from vllm_supervisor.core.moves import lost, terminate
+from vllm_supervisor.core.table import ALIVE, Step, on
+from vllm_supervisor.core.words import ClosedReason, Cut
+
+
+@on(*ALIVE, fact=facts.Exited, to=(Node.SWEEPING,))
+def exited_while_serving(state: State, fact: facts.Exited, moment: Moment, _policy: Policy) -> Step:
+    """Nobody asked: clients are told at once, then everything that is left is removed."""
+    return replace(state, node=Node.SWEEPING, ending=lost(state, moment, fact.raw)), [
+        orders.CloseGate(ClosedReason.RESTARTING),
+        orders.CutInFlight(Cut.ENGINE_FAILED),
+        orders.ClearTimer(Timer.EVIDENCE),
+        orders.ClearTimer(Timer.EMPTY),
+        orders.ClearTimer(Timer.CUT),
+        orders.Sweep(),
+    ]
+
+
+@on(Node.STARTING, Node.LOSING, Node.TERMINATING, Node.KILLING, fact=facts.Exited, to=(Node.SWEEPING,))
+def exited(state: State, fact: facts.Exited, moment: Moment, _policy: Policy) -> Step:
+    """The main process is gone; whatever is left of its tree goes now."""
+    return replace(state, node=Node.SWEEPING, ending=lost(state, moment, fact.raw)), [
+        orders.ClearTimer(Timer.START),
+        orders.ClearTimer(Timer.GRACE),
+        orders.ClearTimer(Timer.FAREWELL),
+        orders.Sweep(),
+    ]
+
+
+@on(*ALIVE, fact=facts.MemberDied, to=(Node.KILLING,))
+def member_died(state: State, fact: facts.MemberDied, moment: Moment, policy: Policy) -> Step:
+    """An engine without its core never recovers, and vLLM needs seconds to notice: end it now."""
+    sentence = f"{fact.name} (pid {fact.pid}) died under the running engine"
+    state = replace(state, first_dead=(*state.first_dead, fact.name))
+    return put_down(state, moment, policy, Why.CORE_DIED, sentence)
+
+
+@on(*ALIVE, fact=facts.ReportedDead, to=(Node.KILLING,))
+def reported_dead(state: State, fact: facts.ReportedDead, moment: Moment, policy: Policy) -> Step:
+    """The engine says it is dead and does not end: end it."""
+    return put_down(state, moment, policy, Why.REPORTED_DEAD, fact.sentence)
+
+
+def put_down(state: State, moment: Moment, policy: Policy, why: Why, sentence: str) -> Step:
+    """KILL an engine that cannot serve any more; clients are told first."""
+    keep = state.why in (Why.STOP, Why.COMMANDED)
+    state = replace(
+        state,
+        node=Node.KILLING,
+        why=state.why if keep else why,
+        why_sentence=state.why_sentence if keep else sentence,
+        kill_sent=True,
+    )
+    return state, [
+        orders.CloseGate(ClosedReason.RESTARTING),
+        orders.CutInFlight(Cut.ENGINE_FAILED),
+        orders.ClearTimer(Timer.EVIDENCE),
+        orders.ClearTimer(Timer.EMPTY),
+        orders.ClearTimer(Timer.CUT),
+        orders.Record("engine_lost", sentence, level="error"),
+        orders.KillTree(),
+        orders.SetTimer(Timer.GRACE, moment.now + policy.kill_grace),
+    ]
+
+
+@on(Node.READY, fact=facts.Condemned, to=(Node.EXAMINING,))
+def condemned(state: State, fact: facts.Condemned, moment: Moment, policy: Policy) -> Step:
+    """Look first: what is seen now is gone with the engine."""
+    why = Why.FAILING if fact.failing else Why.HANG
+    return replace(state, node=Node.EXAMINING, why=why, why_sentence=fact.sentence), [
+        orders.Record("condemned", fact.sentence, level="error"),
+        orders.SetTimer(Timer.EVIDENCE, moment.now + policy.evidence_takes),
+        orders.SaveEvidence(fact.sentence),
+    ]
+
+
+@on(Node.EXAMINING, fact=facts.EvidenceSaved, to=(Node.TERMINATING,))
+def examined(state: State, _fact: Fact, moment: Moment, policy: Policy) -> Step:
+    """What could be seen is written down."""
+    return end_condemned(state, moment, policy)
+
+
+@on(Node.EXAMINING, fact=facts.TimerFired, to=(Node.TERMINATING,))
+def examined_enough(state: State, _fact: Fact, moment: Moment, policy: Policy) -> Step:
+    """The bundle takes too long: the engine goes without it."""
+    return end_condemned(state, moment, policy)
+
+
+def end_condemned(state: State, moment: Moment, policy: Policy) -> Step:
+    """Clients are told, then the engine goes: it cannot finish anything."""
+    state, more = terminate(state, moment.now + min(policy.lost_grace, policy.stop_grace))
+    return state, [
+        orders.ClearTimer(Timer.EVIDENCE),
+        orders.CloseGate(ClosedReason.RESTARTING),
+        orders.CutInFlight(Cut.ENGINE_FAILED),
+        *more,
+    ]
+
+
+@on(Node.STARTING, fact=facts.MemberDied, to=(Node.LOSING,))
+def member_died_loading(state: State, fact: facts.MemberDied, moment: Moment, policy: Policy) -> Step:
+    """A core that fails during the load leaves its reason to the main process, which ends by itself."""
+    state = replace(state, node=Node.LOSING, first_dead=(*state.first_dead, fact.name))
+    return state, [orders.ClearTimer(Timer.START), orders.SetTimer(Timer.FAREWELL, moment.now + policy.farewell)]
+
+
+@on(Node.STARTING, fact=facts.ReportedDead, to=(Node.LOSING,))
+def reported_dead_loading(state: State, _fact: facts.ReportedDead, moment: Moment, policy: Policy) -> Step:
+    """The same, told by its output."""
+    return replace(state, node=Node.LOSING), [
+        orders.ClearTimer(Timer.START),
+        orders.SetTimer(Timer.FAREWELL, moment.now + policy.farewell),
+    ]
+
+
+@on(Node.LOSING, fact=facts.TimerFired, to=(Node.KILLING,))
+def farewell_over(state: State, _fact: facts.TimerFired, moment: Moment, policy: Policy) -> Step:
+    """It had its time to say why; some engines wait for ever for a core that is gone."""
+    state = replace(
+        state, node=Node.KILLING, why=Why.CORE_DIED, why_sentence="the engine lost its core", kill_sent=True
+    )
+    return state, [orders.KillTree(), orders.SetTimer(Timer.GRACE, moment.now + policy.kill_grace)]
+
+
+@on(Node.STARTING, fact=facts.TimerFired, to=(Node.TERMINATING,))
+def start_timed_out(state: State, _fact: facts.TimerFired, moment: Moment, policy: Policy) -> Step:
+    """No sign of progress for the whole of `engine.start_timeout`."""
+    sentence = f"the load showed no progress for {policy.start_timeout:g} s (engine.start_timeout)"
+    state = replace(state, why=Why.START_TIMEOUT, why_sentence=sentence)
+    return terminate(state, moment.now + min(policy.load_grace, policy.stop_grace))

@@ -1,0 +1,68 @@
+"""Cells of a start: from the first sweep to a ready engine."""
+
+from dataclasses import replace
+
+from vllm_supervisor.core import facts, orders, restart
+from vllm_supervisor.core.facts import Timer
+from vllm_supervisor.core.lifecycle import Moment, Node, Policy, State
+from vllm_supervisor.core.moves import lost
+from vllm_supervisor.core.table import Step, on
+from vllm_supervisor.core.words import ClosedReason
+
+
+@on(Node.BOOTING, fact=facts.Began, to=(Node.SWEEPING,))
+def begin(state: State, _fact: facts.Began, _moment: Moment, _policy: Policy) -> Step:
+    """Sweep before the first start as well: a killed supervisor leaves its engine behind."""
+    return replace(state, node=Node.SWEEPING), [orders.Sweep()]
+
+
+@on(Node.STARTING, Node.TERMINATING, Node.KILLING, fact=facts.Spawned)
+def spawned(state: State, fact: facts.Spawned, _moment: Moment, _policy: Policy) -> Step:
+    """Remember the main process."""
+    said = orders.Record(
+        "spawned",
+        f"engine {state.incarnation} started as pid {fact.pid}",
+        (("pid", fact.pid), ("incarnation", state.incarnation)),
+    )
+    return replace(state, pid=fact.pid), [said]
+
+
+@on(Node.STARTING, Node.TERMINATING, Node.KILLING, fact=facts.SpawnFailed, to=(Node.SWEEPING,))
+def spawn_failed(state: State, fact: facts.SpawnFailed, moment: Moment, _policy: Policy) -> Step:
+    """A command that cannot be started is an end like any other, without a status."""
+    return replace(state, node=Node.SWEEPING, ending=lost(state, moment, None, problem=fact.sentence)), [
+        orders.ClearTimer(Timer.START),
+        orders.ClearTimer(Timer.GRACE),
+        orders.Sweep(),
+    ]
+
+
+@on(Node.STARTING, fact=facts.LoadProgressed)
+def load_progressed(state: State, _fact: facts.LoadProgressed, moment: Moment, policy: Policy) -> Step:
+    """A load that moves is never too slow."""
+    return state, [orders.SetTimer(Timer.START, moment.now + policy.start_timeout)]
+
+
+@on(Node.STARTING, fact=facts.BecameReady, to=(Node.READY,))
+def became_ready(state: State, fact: facts.BecameReady, moment: Moment, _policy: Policy) -> Step:
+    """Open admission."""
+    took = moment.now - (moment.now if state.spawned_at is None else state.spawned_at)
+    last = state.last_restart
+    if last is not None and last.ready_after_s is None:
+        last = replace(last, ready_after_s=moment.now - last.at)
+    sentence = f"engine {state.incarnation} is ready after {took:.1f} s" + (f" ({fact.note})" if fact.note else "")
+    state = replace(
+        state,
+        node=Node.READY,
+        ready_at=moment.now,
+        load_s=took,
+        started=True,
+        last_restart=last,
+        tally=restart.ready(state.tally, moment.now),
+    )
+    return state, [
+        orders.ClearTimer(Timer.START),
+        orders.OpenGate(ClosedReason.STARTING),
+        orders.OpenGate(ClosedReason.RESTARTING),
+        orders.Record("ready", sentence, (("pid", state.pid), ("took_s", round(took, 3)))),
+    ]

@@ -1,0 +1,65 @@
+"""How an exchange can end, and what each end means in the request ledger."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from vllm_supervisor.core.words import Cut, EndedBy, Outcome
+
+
+class Ending(Enum):
+    """What ended an exchange."""
+
+    ANSWERED = auto()  # the engine's answer ended cleanly and went out whole; the judge has the last word
+    ENGINE_FAILED = auto()  # the engine broke off, broke the protocol, could not be reached, or was declared failed
+    CLIENT_LEFT = auto()
+    CLIENT_STALLED = auto()  # took no byte of its answer for too long
+    BODY_BROKEN = auto()
+    BODY_TOO_LARGE = auto()
+    BODY_TOO_SLOW = auto()
+    DEADLINE = auto()  # the caller's own time limit
+    DRAIN_DEADLINE = auto()
+    STOPPED = auto()  # the front door itself was taken down with the exchange open
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What the ledger says, and what a client reads that has had no answer yet (status 0: nothing is sent)."""
+
+    outcome: Outcome
+    why: str
+    ended_by: EndedBy
+    status: int = 0
+    message: str = ""
+
+
+# A mistake of the client's ends its request as cancelled: only the engine and we can make one fail.
+MEANINGS: dict[Ending, Meaning] = {
+    Ending.ANSWERED: Meaning(Outcome.COMPLETED, "", EndedBy.ENGINE),
+    Ending.ENGINE_FAILED: Meaning(
+        Outcome.FAILED, "engine_failed", EndedBy.ENGINE, 502, "the engine broke off before it had answered"
+    ),
+    Ending.CLIENT_LEFT: Meaning(Outcome.CANCELLED, "client_left", EndedBy.CLIENT),
+    Ending.CLIENT_STALLED: Meaning(Outcome.CANCELLED, "client_stalled", EndedBy.SUPERVISOR),
+    Ending.BODY_BROKEN: Meaning(
+        Outcome.CANCELLED, "bad_request", EndedBy.SUPERVISOR, 400, "the body breaks the chunked coding"
+    ),
+    Ending.BODY_TOO_LARGE: Meaning(
+        Outcome.CANCELLED, "body_too_large", EndedBy.SUPERVISOR, 413, "the body is larger than the limit"
+    ),
+    Ending.BODY_TOO_SLOW: Meaning(
+        Outcome.CANCELLED, "body_too_slow", EndedBy.SUPERVISOR, 408, "the body did not arrive in time"
+    ),
+    Ending.DEADLINE: Meaning(
+        Outcome.CANCELLED, "deadline", EndedBy.SUPERVISOR, 504, "the request's time limit has passed"
+    ),
+    Ending.DRAIN_DEADLINE: Meaning(
+        Outcome.FAILED,
+        "drain_deadline",
+        EndedBy.SUPERVISOR,
+        503,
+        "the server stops and this request did not end in time",
+    ),
+    Ending.STOPPED: Meaning(Outcome.FAILED, "stopped", EndedBy.SUPERVISOR),
+}
+
+CUTS: dict[Cut, Ending] = {Cut.DRAIN_DEADLINE: Ending.DRAIN_DEADLINE, Cut.ENGINE_FAILED: Ending.ENGINE_FAILED}

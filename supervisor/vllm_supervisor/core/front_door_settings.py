@@ -1,0 +1,27 @@
+"""What the front door is told at its start: one frozen record, parsed and checked elsewhere."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class FrontDoorSettings:
+    """Limits of the public address. Times in seconds, sizes in bytes; 0 turns `request_deadline` and `hold` off.
+
+    `root_path` is vLLM's `--root-path`: paths are known with and without it, as the engine knows them.
+    `health` chooses what `/health` and `/ping` mean: readiness, or that the supervisor is alive.
+    `allow_paths` names dangerous paths of the engine that may pass all the same.
+    """
+
+    max_connections: int = 4096
+    max_head: int = 64 * 1024
+    max_body: int = 1024 * 1024 * 1024
+    head_timeout: float = 30.0
+    body_timeout: float = 60.0
+    idle_timeout: float = 75.0
+    client_stall_timeout: float = 300.0
+    request_deadline: float = 0.0
+    hold: float = 0.0
+    health: Literal["ready", "alive"] = "ready"
+    allow_paths: tuple[str, ...] = ()
+    root_path: str = ""

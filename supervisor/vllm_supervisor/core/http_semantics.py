@@ -1,0 +1,329 @@
+"""What the head of an HTTP/1.1 message means: framing, lifetime of the connection, and the head that is sent on.
+
+Rules:
+* A request whose framing two servers could read differently is a refusal, never forwarded (RFC 9112, 6.3 and 11.2).
+* The heads sent on are built anew: hop-by-hop fields are dropped (RFC 9110, 7.6.1), exactly one framing field is sent,
+  every other field keeps its spelling, value and place.
+* A raw request head is checked against one strict grammar before the parser sees it; both must accept it. The grammar
+  knows no bare LF, no folding, no control characters and no target but the origin form.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+Fields = list[tuple[bytes, bytes]]
+
+CHUNKED = -1  # RequestHead.length of a body whose end only its chunks tell
+MAX_FIELDS = 256  # as vLLM's own limit (`--h11-max-header-count`)
+_MAX_LENGTH_DIGITS = 18
+
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
+_REQUEST_HEAD = re.compile(
+    rb"(?:\r\n)?"  # RFC 9112, 2.2: one empty line before a request is forgiven
+    + _TOKEN
+    + rb"{1,32}+ /[!\"$-~]*+ HTTP/1\.[01]\r\n"  # no '#': a fragment is cut off by some servers and kept by others
+    + rb"(?:"
+    + _TOKEN
+    + rb"++:[\t -~\x80-\xff]*+\r\n)*+\r\n"
+)
+# A line end without CR, or a CR without LF, can already be refused before the head is complete.
+_BROKEN_LINE = re.compile(rb"(?<!\r)\n|\r(?![\n])(?!\Z)")
+
+_HOST = re.compile(rb"[0-9A-Za-z.\-_~%!$&'()*+,;=\[\]:]*")
+
+# Connection options may not take these away (RFC 9110, 7.6.1 forbids naming them).
+_PROTECTED = frozenset({b"host", b"content-length", b"content-type", b"authorization"})
+
+
+class Role(Enum):
+    """Fields that mean something to us; every other field is passed on unread."""
+
+    DROP = auto()
+    CONNECTION = auto()
+    LENGTH = auto()
+    ENCODING = auto()
+    HOST = auto()
+    EXPECT = auto()
+    UPGRADE = auto()
+    REQUEST_ID = auto()
+    TYPE = auto()
+    BUFFERING = auto()
+
+
+_HOP_BY_HOP = {
+    b"keep-alive": Role.DROP,
+    b"proxy-connection": Role.DROP,
+    b"proxy-authenticate": Role.DROP,
+    b"proxy-authorization": Role.DROP,
+    b"te": Role.DROP,
+    b"trailer": Role.DROP,
+    b"connection": Role.CONNECTION,
+    b"content-length": Role.LENGTH,
+    b"transfer-encoding": Role.ENCODING,
+    b"upgrade": Role.UPGRADE,
+}
+_REQUEST_ROLES = _HOP_BY_HOP | {b"host": Role.HOST, b"expect": Role.EXPECT, b"x-request-id": Role.REQUEST_ID}
+_ANSWER_ROLES = _HOP_BY_HOP | {b"content-type": Role.TYPE, b"x-accel-buffering": Role.BUFFERING}
+
+
+@dataclass(frozen=True, slots=True)
+class BadRequest:
+    """A request head that is refused: HTTP status and one sentence for a person."""
+
+    status: int
+    message: str
+
+
+@dataclass(slots=True, eq=False)
+class RequestHead:
+    """A request that may be served. `length` is the body's bytes, or CHUNKED; `fields` end each with CRLF."""
+
+    method: bytes
+    target: bytes
+    old: bool  # HTTP/1.0: no chunks, one answer a connection
+    length: int
+    keep_alive: bool
+    upgrade: bool  # asks for a websocket
+    expects_continue: bool
+    request_id: bytes | None
+    fields: bytes
+
+
+class Framing(Enum):
+    """How the end of an answer's body is told."""
+
+    NONE = auto()
+    LENGTH = auto()
+    CHUNKED = auto()
+    CLOSE = auto()
+
+
+@dataclass(slots=True, eq=False)
+class AnswerHead:
+    """The head of an engine's answer; `fields` without framing and hop-by-hop, each ending with CRLF."""
+
+    status: int
+    reason: bytes
+    framing: Framing
+    length: bytes | None
+    media_type: bytes
+    event_stream: bool
+    switches: bool  # 101
+    keep_alive: bool  # the engine will take another request on this connection
+    fields: bytes
+
+    @property
+    def ends_with_connection(self) -> bool:
+        """Whether only the end of the connection ends the body."""
+        return self.framing is Framing.CLOSE
+
+
+class BadAnswerError(Exception):
+    """The engine's answer breaks the protocol; the fault is the engine's."""
+
+
+def broken_line(head: bytes | bytearray) -> bool:
+    """Say whether an incomplete request head already holds a line end that can never become a valid one."""
+    return _BROKEN_LINE.search(head) is not None
+
+
+def well_formed(head: bytes) -> bool:
+    """Say whether a complete raw request head (with its final empty line) fits the strict grammar."""
+    return _REQUEST_HEAD.fullmatch(head) is not None
+
+
+def read_request(method: bytes, target: bytes, fields: Fields, *, old: bool, max_body: int) -> RequestHead | BadRequest:
+    """Decide what a parsed request head asks for; `old` means HTTP/1.0."""
+    if len(fields) > MAX_FIELDS:
+        return BadRequest(431, f"more than {MAX_FIELDS} header fields")
+    kept: Fields = []
+    options: set[bytes] = set()
+    lengths: list[bytes] = []
+    encodings: list[bytes] = []
+    hosts = 0
+    expectation: bytes | None = None
+    upgrade: bytes = b""
+    request_id: bytes | None = None
+    for field in fields:
+        name, value = field
+        role = _REQUEST_ROLES.get(name.lower())
+        if role is None:
+            kept.append(field)
+        elif role is Role.HOST:
+            hosts += 1
+            if _HOST.fullmatch(value) is None:
+                return BadRequest(400, "the Host field is not a host name")
+            kept.append(field)
+        elif role is Role.LENGTH:
+            lengths.append(value)
+        elif role is Role.CONNECTION:
+            options.update(option.strip().lower() for option in value.split(b","))
+        elif role is Role.REQUEST_ID:
+            request_id = value
+            kept.append(field)
+        elif role is Role.ENCODING:
+            encodings.append(value)
+        elif role is Role.EXPECT:
+            expectation = value.lower()
+        elif role is Role.UPGRADE:
+            upgrade = value
+    if hosts > 1 or (hosts == 0 and not old):
+        return BadRequest(400, "a request needs exactly one Host field")
+    length = _request_length(lengths, encodings, old=old)
+    if isinstance(length, BadRequest):
+        return length
+    if length > max_body:
+        return BadRequest(413, f"the body is larger than {max_body} bytes")
+    if expectation is not None and expectation != b"100-continue":
+        return BadRequest(417, "only 100-continue can be expected")
+    wants_websocket = (
+        not old and length == 0 and method == b"GET" and b"upgrade" in options and upgrade.lower() == b"websocket"
+    )
+    named = options - _USUAL_OPTIONS
+    if named:
+        kept = _without(kept, named)
+    lines = _lines(kept)
+    if wants_websocket:
+        lines += b"Connection: upgrade\r\nUpgrade: " + upgrade + b"\r\n"
+    return RequestHead(
+        method,
+        target,
+        old,
+        length,
+        keep_alive=not old and b"close" not in options,
+        upgrade=wants_websocket,
+        expects_continue=expectation is not None and not old and length != 0,
+        request_id=request_id,
+        fields=lines,
+    )
+
+
+_USUAL_OPTIONS = frozenset({b"", b"close", b"keep-alive", b"upgrade"})
+
+
+def _request_length(lengths: list[bytes], encodings: list[bytes], *, old: bool) -> int | BadRequest:
+    if encodings:
+        if lengths:
+            return BadRequest(400, "Content-Length and Transfer-Encoding exclude each other")
+        if old:
+            return BadRequest(400, "HTTP/1.0 knows no Transfer-Encoding")
+        if len(encodings) != 1 or encodings[0].lower() != b"chunked":
+            return BadRequest(400, "the only transfer encoding that is understood is chunked")
+        return CHUNKED
+    if not lengths:
+        return 0
+    if len(lengths) != 1:
+        return BadRequest(400, "more than one Content-Length")
+    if not lengths[0].isdigit() or len(lengths[0]) > _MAX_LENGTH_DIGITS:
+        return BadRequest(400, "Content-Length is not a number")
+    return int(lengths[0])
+
+
+def engine_head(head: RequestHead, request_id: bytes) -> bytes:
+    """Build the head sent to the engine; `request_id` is ours, used only where the client sent none."""
+    lines = [b"%b %b HTTP/1.1\r\n%b" % (head.method, head.target, head.fields)]
+    if head.request_id is None:
+        lines.append(b"X-Request-Id: %b\r\n" % request_id)
+    if head.length == CHUNKED:
+        lines.append(b"Transfer-Encoding: chunked\r\n")
+    elif head.length or head.method in _BODY_METHODS:
+        lines.append(b"Content-Length: %d\r\n" % head.length)
+    lines.append(b"\r\n")
+    return b"".join(lines)
+
+
+_BODY_METHODS = frozenset({b"POST", b"PUT", b"PATCH"})
+
+
+def read_answer(status: int, reason: bytes, fields: Fields, *, old: bool, to_head: bool) -> AnswerHead:
+    """Decide what the head of an engine's answer says; `old` means HTTP/1.0, `to_head` that it answers HEAD.
+
+    Raises BadAnswerError when its framing cannot be trusted.
+    """
+    kept: Fields = []
+    options: set[bytes] = set()
+    length: bytes | None = None
+    encoding: bytes | None = None
+    media_type = b""
+    buffering = False
+    upgrade = b""
+    for field in fields:
+        name, value = field
+        role = _ANSWER_ROLES.get(name.lower())
+        if role is None:
+            kept.append(field)
+        elif role is Role.TYPE:
+            media_type = value
+            kept.append(field)
+        elif role is Role.LENGTH:
+            if length is not None or not value.isdigit():
+                raise BadAnswerError("a Content-Length that cannot be trusted")
+            length = value
+        elif role is Role.ENCODING:
+            if encoding is not None or value.lower() != b"chunked":
+                raise BadAnswerError("a Transfer-Encoding other than chunked")
+            encoding = value
+        elif role is Role.BUFFERING:
+            buffering = True
+            kept.append(field)
+        elif role is Role.CONNECTION:
+            options.update(option.strip().lower() for option in value.split(b","))
+        elif role is Role.UPGRADE:
+            upgrade = value
+    named = options - _USUAL_OPTIONS
+    if named:
+        kept = _without(kept, named)
+    if length is not None and encoding is not None:
+        raise BadAnswerError("both Content-Length and Transfer-Encoding")
+    if status < 200 or status == 204:
+        framing, length = Framing.NONE, None
+    elif to_head or status == 304:
+        framing = Framing.NONE
+    elif encoding is not None:
+        framing = Framing.CHUNKED
+    elif length is not None:
+        framing = Framing.LENGTH
+    else:
+        framing = Framing.CLOSE
+    event_stream = media_type[:17].lower() == b"text/event-stream"
+    lines = _lines(kept)
+    if event_stream and not buffering:
+        lines += b"X-Accel-Buffering: no\r\n"
+    if status == 101:
+        lines += b"Connection: upgrade\r\nUpgrade: " + upgrade + b"\r\n"
+    keep_alive = not old and b"close" not in options and framing is not Framing.CLOSE
+    return AnswerHead(status, reason, framing, length, media_type, event_stream, status == 101, keep_alive, lines)
+
+
+def client_head(head: AnswerHead, *, old: bool, close: bool, ledger_id: bytes | None) -> bytes:
+    """Build the head sent to the client: its framing is chunked wherever the length is not known in advance."""
+    lines = [b"HTTP/1.1 %d %b\r\n%b" % (head.status, head.reason, head.fields)]
+    if head.length is not None:
+        lines.append(b"Content-Length: %b\r\n" % head.length)
+    elif head.framing in _OPEN_ENDED and not old:
+        lines.append(b"Transfer-Encoding: chunked\r\n")
+    if ledger_id is not None:
+        lines.append(b"X-Ledger-Id: %b\r\n" % ledger_id)
+    if close and not head.switches:
+        lines.append(b"Connection: close\r\n")
+    lines.append(b"\r\n")
+    return b"".join(lines)
+
+
+_OPEN_ENDED = frozenset({Framing.CHUNKED, Framing.CLOSE})
+
+
+def trailer_lines(fields: Fields) -> bytes:
+    """Build the trailer section of a chunked answer, without the fields that only make sense in a head."""
+    return _lines((name, value) for name, value in fields if name.lower() not in _ANSWER_ROLES)
+
+
+def _lines(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    return b"".join([b"%b: %b\r\n" % field for field in fields])
+
+
+def _without(fields: Fields, names: set[bytes]) -> Fields:
+    gone = names - _PROTECTED
+    return [field for field in fields if field[0].lower() not in gone]

@@ -1,0 +1,82 @@
+"""The answers the front door gives itself: health, refusals, faults; each as the bytes that go out.
+
+Rules:
+* A refusal speaks OpenAI's error format and closes the connection: what the client may still be sending is not read.
+* A refusal that is worth repeating carries `Retry-After` in whole seconds.
+* An event stream that is cut ends with one error event, never with a `[DONE]` of ours.
+"""
+
+import json
+from http import HTTPStatus
+
+from vllm_supervisor.core.view import View
+from vllm_supervisor.core.words import RequestClass
+
+JSON = b"application/json"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    403: "forbidden",
+    405: "invalid_request_error",
+    408: "timeout",
+    413: "invalid_request_error",
+    417: "invalid_request_error",
+    431: "invalid_request_error",
+}
+
+
+def reply(
+    status: int,
+    body: bytes,
+    *,
+    media_type: bytes = JSON,
+    fields: bytes = b"",
+    close: bool = False,
+    head_only: bool = False,
+) -> bytes:
+    """Build a whole answer; `fields` are further header lines, each ending with CRLF."""
+    head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b%b\r\n" % (
+        status,
+        HTTPStatus(status).phrase.encode(),
+        media_type,
+        len(body),
+        fields,
+        b"Connection: close\r\n" if close else b"",
+    )
+    return head if head_only else head + body
+
+
+def error_body(status: int, code: str, message: str) -> bytes:
+    """Build OpenAI's error object for `code`."""
+    error = {"message": message, "type": _ERROR_TYPES.get(status, "service_unavailable"), "code": code}
+    return json.dumps({"error": error}).encode()
+
+
+def refusal(status: int, code: str, message: str, *, fields: bytes = b"", head_only: bool = False) -> bytes:
+    """Build an answer that refuses and closes."""
+    return reply(status, error_body(status, code, message), fields=fields, close=True, head_only=head_only)
+
+
+def retry_after(seconds: int) -> bytes:
+    """Build the header line that tells when to come back."""
+    return b"Retry-After: %d\r\n" % seconds
+
+
+def error_event(request_class: RequestClass, code: str, message: str) -> bytes:
+    """Build the one event that ends a cut stream; Anthropic's clients need it named to see an error in it."""
+    body: dict[str, object] = {"error": {"message": message, "type": "service_unavailable", "code": code}}
+    if request_class is RequestClass.MESSAGES:
+        return b"event: error\ndata: %b\n\n" % json.dumps(body | {"type": "error"}).encode()
+    return b"data: %b\n\n" % json.dumps(body).encode()
+
+
+def health(view: View, *, good: bool) -> tuple[int, bytes]:
+    """Say how things are: 200 if `good`, else 503, with the reasons in the body."""
+    body = {
+        "status": "ok" if good else "unavailable",
+        "phase": str(view.phase),
+        "engine": str(view.engine),
+        "reason": view.reason,
+    }
+    return (200 if good else 503), json.dumps(body).encode()

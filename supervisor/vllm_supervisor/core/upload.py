@@ -1,0 +1,45 @@
+"""A request body on its way: raw bytes of the client in, bytes for the engine out, and where the request ends."""
+
+from vllm_supervisor.core.chunked import ChunkedBody
+from vllm_supervisor.core.http_semantics import CHUNKED
+
+
+class BodyTooLargeError(Exception):
+    """A chunked body has grown beyond the limit."""
+
+
+class Upload:
+    """Keeps count of one body. `complete` once its last byte has come; `rest` holds what came after it."""
+
+    __slots__ = ("_chunks", "_left", "_max_body", "_received", "complete", "rest")
+
+    def __init__(self, length: int, *, max_body: int, max_trailer: int) -> None:
+        """`length` in bytes, or CHUNKED; `max_body` and `max_trailer` in bytes bound a chunked one."""
+        self._chunks = ChunkedBody(max_trailer=max_trailer) if length == CHUNKED else None
+        self._left = length
+        self._received = 0
+        self._max_body = max_body
+        self.complete = length == 0
+        self.rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what goes to the engine for `data`; raises ChunkError, BodyTooLargeError."""
+        if self.complete:
+            self.rest += data
+            return b""
+        if self._chunks is None:
+            part = data[: self._left] if len(data) > self._left else data
+            self._left -= len(part)
+            self.complete = self._left == 0
+            self.rest = data[len(part) :]
+            return part
+        part = self._chunks.feed(data)
+        self._received += len(part)
+        if self._received > self._max_body:
+            raise BodyTooLargeError
+        out = b"%x\r\n%b\r\n" % (len(part), part) if part else b""
+        if self._chunks.done:
+            self.complete = True
+            self.rest = self._chunks.rest
+            out += b"0\r\n\r\n"
+        return out

@@ -1,0 +1,101 @@
+"""The books: what lost runs left open is closed at the start, ours at the end, with the drain report."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_supervisor.adapters import clock
+from vllm_supervisor.adapters.run_fate import fate
+from vllm_supervisor.core import drain_report
+from vllm_supervisor.core.drain_report import CutRequest, DrainFacts
+from vllm_supervisor.core.lifecycle import State
+from vllm_supervisor.core.own_status import Ending, OwnStatus, own_status
+from vllm_supervisor.core.signal_names import SIGNALS
+from vllm_supervisor.core.words import Cut, ExecutionState
+from vllm_supervisor.runtime.journal import LedgerJournal
+from vllm_supervisor.runtime.ledger_writer import LedgerWriter
+from vllm_supervisor.runtime.recovery import recover_ledger
+
+REPORT = "drain.json"
+
+
+async def close_lost_runs(directory: Path, journal: LedgerJournal, writer: LedgerWriter) -> str:
+    """Close what lost runs left open; return what to say about it, "" for nothing. Raises OSError."""
+    boot = journal.identity.boot
+    found = await recover_ledger(directory, journal, writer, lambda run: fate(run, boot))
+    if not found.runs:
+        return ""
+    return (
+        f"closed the books of {found.runs} lost run(s): {found.opened} requests were open, "
+        f"{found.stopped} executions proven stopped, {found.unknown} unknown"
+    )
+
+
+class Books:
+    """Closes the account of this run."""
+
+    def __init__(
+        self, *, journal: LedgerJournal, writer: LedgerWriter, state_dir: Path, reraise: tuple[str, ...], is_pid1: bool
+    ) -> None:
+        """`reraise` are the signals we end by (exit.reraise)."""
+        self._journal = journal
+        self._writer = writer
+        self._path = state_dir / REPORT
+        self._reraise = reraise
+        self._is_pid1 = is_pid1
+        self.status = OwnStatus(1)
+
+    async def close(self, state: State, cut: Sequence[CutRequest], within_s: float) -> tuple[dict[str, Any], str]:
+        """Write the ledgers' ends and the report; return it and its one line. Sets `status`. Never raises OSError."""
+        holds = await self._journal.end(within_s, clean=state.give_up_status is None)
+        unsettled = self._journal.unsettled
+        await self._writer.aclose(within_s)
+        missing = not holds or self._journal.health.missing
+        self.status = self._own_status(state, missing=missing)
+        requests = self._journal.requests
+        facts = DrainFacts(
+            run=self._journal.identity.run,
+            release=self._journal.identity.release,
+            requests={
+                "accepted": requests.accepted,
+                "rejected": requests.rejected,
+                **{outcome.value: count for outcome, count in requests.outcomes.items()},
+            },
+            executions={state.value: count for state, count in self._journal.executions.items()},
+            cut=cut,
+            unsettled=unsettled,
+            engine_gone=not state.unkillable,
+            balance_holds=holds,
+            evidence_missing=missing,
+            status=self.status.status,
+        )
+        report = {"at": clock.stamp(), **drain_report.build(state.drain, facts, clock.monotonic())}
+        line = drain_report.line(report)
+        try:
+            _write(self._path, report)
+        except OSError as fault:
+            line += f"; {self._path} cannot be written: {fault.strerror}"
+        return report, line
+
+    def _own_status(self, state: State, *, missing: bool) -> OwnStatus:
+        signum = state.stop_signum
+        ending = Ending(
+            by_signal=None if signum is None else SIGNALS.get(signum),
+            gave_up=state.give_up_status,
+            cut=self._journal.requests.why[Cut.DRAIN_DEADLINE],
+            unknown_executions=self._journal.executions[ExecutionState.UNKNOWN],
+            unremoved_processes=int(state.unkillable),
+            evidence_missing=missing,
+        )
+        return own_status(ending, reraise=self._reraise, is_pid1=self._is_pid1)
+
+
+def _write(path: Path, report: dict[str, Any]) -> None:
+    """Replace the file at once, so that a reader never sees half of it."""
+    new = path.with_suffix(".new")
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+        json.dump(report, file, indent=2)
+        file.write("\n")
+    new.replace(path)

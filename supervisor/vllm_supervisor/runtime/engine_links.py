@@ -1,0 +1,77 @@
+"""Connections to the engine, kept for reuse only as long as the engine surely keeps them too.
+
+Rules:
+* An idle connection is watched: if the engine closes it, or sends a byte nobody asked for, it is dropped at once.
+* The youngest is used first; the old ones leave by age. Those of an earlier address are never used again.
+"""
+
+from collections.abc import Callable
+
+from vllm_supervisor.adapters.upstream import Upstreams
+from vllm_supervisor.runtime.link import Link
+from vllm_supervisor.runtime.pump import Pump
+
+_MAX_IDLE = 512
+
+
+class EngineLink(Link):
+    """A connection to one incarnation of the engine."""
+
+    __slots__ = ("fresh", "generation", "idle_since")
+
+    fresh: bool  # not one request has been sent on it
+    generation: int
+    idle_since: float
+
+
+class EngineLinks:
+    """The pool. One event loop owns it."""
+
+    def __init__(self, pump: Pump, upstreams: Upstreams, now: Callable[[], float]) -> None:
+        """Follow the address of `upstreams`."""
+        self._pump = pump
+        self._upstreams = upstreams
+        self._now = now
+        self._idle: list[EngineLink] = []
+        upstreams.on_move(self.drop_all)
+
+    async def take(self, *, fresh: bool = False) -> EngineLink:
+        """Return a connection, a new one if `fresh` or none is idle; raises OSError."""
+        limit = self._now() - self._upstreams.reuse_for
+        while self._idle and not fresh:
+            link = self._idle.pop()
+            if link.idle_since > limit:
+                link.fresh = False
+                return link
+            link.close()
+        generation = self._upstreams.generation
+        link = EngineLink(self._pump, await self._upstreams.connect(), patient=True)
+        link.fresh = True
+        link.generation = generation
+        return link
+
+    def give_back(self, link: EngineLink) -> None:
+        """Keep a connection whose last answer ended cleanly."""
+        if link.generation != self._upstreams.generation or link.ended or link.deaf or len(self._idle) >= _MAX_IDLE:
+            link.close()
+            return
+        link.idle_since = self._now()
+        link.on_bytes = lambda _data: self._drop(link)
+        link.on_gone = lambda _clean: self._drop(link)
+        self._idle.append(link)
+
+    def _drop(self, link: EngineLink) -> None:
+        self._idle.remove(link)
+        link.close()
+
+    def drop_old(self) -> None:
+        """Close what has been idle for too long."""
+        limit = self._now() - self._upstreams.reuse_for
+        while self._idle and self._idle[0].idle_since <= limit:
+            self._idle.pop(0).close()
+
+    def drop_all(self) -> None:
+        """Close every idle connection."""
+        for link in self._idle:
+            link.close()
+        self._idle.clear()

@@ -1,0 +1,196 @@
+"""The public listener: accepts, keeps the limits, and owns the lifetimes of all connections.
+
+Rules:
+* Connections live in one nursery; leaving it ends them all, and each exchange still writes its account.
+* At the limit of connections the one that has waited longest for a head is closed to make room, so an attack of slow
+  heads evicts itself. If every connection is busy, a small reserve is accepted for health paths alone.
+* Time limits are looked at by one sweep, not by a timer a request.
+"""
+
+import errno
+import socket
+import ssl
+import time
+from collections.abc import Callable
+
+import trio
+from structlog.typing import FilteringBoundLogger
+
+from vllm_supervisor.adapters import sockets
+from vllm_supervisor.adapters.upstream import Upstreams
+from vllm_supervisor.core.admission import Gate, Rejection
+from vllm_supervisor.core.front_door_settings import FrontDoorSettings
+from vllm_supervisor.core.http_semantics import RequestHead
+from vllm_supervisor.core.journal import Journal
+from vllm_supervisor.core.routes import Router
+from vllm_supervisor.core.view import View
+from vllm_supervisor.runtime.connection import Connection, Hall
+from vllm_supervisor.runtime.engine_links import EngineLinks
+from vllm_supervisor.runtime.exchange import Desk
+from vllm_supervisor.runtime.link import Link
+from vllm_supervisor.runtime.own_answers import OwnAnswers
+from vllm_supervisor.runtime.pump import Pump
+
+_HEALTH_RESERVE = 64  # connections beyond the limit, for health paths
+_ACCEPT_BATCH = 64
+_OUT_OF_DESCRIPTORS_PAUSE = 0.1
+_SWEEP_MIN, _SWEEP_MAX = 0.02, 1.0
+
+
+class FrontDoor:
+    """See the module's rules."""
+
+    def __init__(
+        self,
+        *,
+        gate: Gate,
+        journal: Journal,
+        settings: FrontDoorSettings,
+        engine: Upstreams,
+        view: Callable[[], View],
+        exposition: Callable[[], bytes],
+        retry_after: Callable[[Rejection], int],
+        log: FilteringBoundLogger,
+        now: Callable[[], float] = time.monotonic,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        """`view` and `exposition` are read at each request, `tls` at each connection; `now` is monotonic seconds."""
+        self._settings = settings
+        self._log = log
+        self._tls = tls
+        self._closing = False
+        self._probe_hint_given = False
+        self._pump = Pump(now=now, on_fault=self._fault)
+        self._now = now
+        self._connections: set[Connection] = set()
+        self._links = EngineLinks(self._pump, engine, now)
+        self._opened = trio.lowlevel.ParkingLot()
+        gate.on_open(self._admission_opened)
+        desk = Desk(
+            gate=gate,
+            journal=journal,
+            settings=settings,
+            upstreams=engine,
+            links=self._links,
+            pump=self._pump,
+            retry_after=retry_after,
+            now=now,
+            closing=lambda: self._closing,
+            opened=self._opened,
+        )
+        router = Router(
+            root_path=settings.root_path,
+            allow_paths=settings.allow_paths,
+            health_means_alive=settings.health == "alive",
+        )
+        own = OwnAnswers(view=view, exposition=exposition, upstreams=engine)
+        self._hall = Hall(desk, own, router, settings, probed=self._probed)
+
+    async def serve(
+        self, listeners: list[socket.socket], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve on sockets that are bound, listening and non-blocking, until cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._pump.run)
+                nursery.start_soon(self._sweep)
+                for listener in listeners:
+                    nursery.start_soon(self._accept, listener, nursery)
+                task_status.started()
+        finally:
+            self._links.drop_all()
+            self._pump.close()
+
+    def close_idle(self) -> None:
+        """From now on every answer ends its connection; requests that come late still get their refusal."""
+        self._closing = True
+
+    def _admission_opened(self) -> None:
+        self._opened.unpark_all()
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
+
+    # -- accepting ---------------------------------------------------------------------------------------------
+
+    async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(listener)
+            for _ in range(_ACCEPT_BATCH):
+                try:
+                    sock = sockets.accept(listener)
+                except OSError as error:
+                    self._log.warning("cannot accept connections", error=errno.errorcode.get(error.errno or 0, "?"))
+                    self._make_room()
+                    await trio.sleep(_OUT_OF_DESCRIPTORS_PAUSE)
+                    break
+                if sock is None:
+                    break
+                self._admit(sock, nursery)
+
+    def _admit(self, sock: socket.socket, nursery: trio.Nursery) -> None:
+        beyond = len(self._connections) - self._settings.max_connections
+        health_only = beyond >= 0 and not self._make_room()
+        if health_only and beyond >= _HEALTH_RESERVE:
+            sockets.reset(sock)
+            return
+        if self._tls is not None:
+            try:
+                sock = self._tls().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            except OSError:  # the client is gone already
+                sock.close()
+                return
+        connection = Connection(self._hall, Link(self._pump, sock, patient=False), health_only=health_only)
+        self._connections.add(connection)
+        nursery.start_soon(self._run, connection)
+
+    def _make_room(self) -> bool:
+        """Close the connection that has waited longest without a request; False if every one is busy."""
+        oldest = next(iter(self._hall.waiting), None)
+        if oldest is None:
+            return False
+        del self._hall.waiting[oldest]
+        oldest.expire()
+        return True
+
+    async def _run(self, connection: Connection) -> None:
+        try:
+            await connection.run()
+        except Exception as fault:  # noqa: BLE001 - one connection's fault must not end all others
+            self._fault(fault)
+        finally:
+            self._connections.discard(connection)
+
+    # -- the rest ----------------------------------------------------------------------------------------------
+
+    async def _sweep(self) -> None:
+        settings = self._settings
+        limits = [
+            settings.head_timeout,
+            settings.body_timeout,
+            settings.idle_timeout,
+            settings.client_stall_timeout,
+            settings.request_deadline or _SWEEP_MAX * 4,
+        ]
+        pause = max(_SWEEP_MIN, min(_SWEEP_MAX, min(limits) / 4))
+        while True:
+            await trio.sleep(pause)
+            now = self._now()
+            self._pump.now = now
+            for connection in list(self._connections):
+                connection.tick(now)
+            self._links.drop_old()
+
+    def _fault(self, fault: Exception) -> None:
+        self._log.error("a fault of ours ended an exchange", exc_info=fault)
+
+    def _probed(self, head: RequestHead) -> None:
+        """Tell once what a liveness probe on /health does to a server that is merely starting."""
+        if not self._probe_hint_given and head.target == b"/health" and b": kube-probe/" in head.fields:
+            self._probe_hint_given = True
+            self._log.warning(
+                "a kubelet probes /health, which says 503 while the engine is not ready: use /livez for liveness, "
+                'or set front_door.health = "alive"'
+            )

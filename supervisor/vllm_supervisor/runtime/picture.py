@@ -1,0 +1,205 @@
+"""One picture of the moment: `GET /status` and our own metrics, put together from memory; it decides nothing.
+
+Only `status` looks at /proc, for the engine's processes; a scrape of the metrics costs no system call.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_supervisor.core import exposition, restart
+from vllm_supervisor.core.admission import Gate
+from vllm_supervisor.core.exposition import Snapshot
+from vllm_supervisor.core.lifecycle import Node, Policy, State, engine_state
+from vllm_supervisor.core.words import EngineState, Outcome, Verdict
+from vllm_supervisor.runtime.engine_room import EngineRoom
+from vllm_supervisor.runtime.journal import LedgerJournal
+
+ENDED = (Outcome.COMPLETED, Outcome.FAILED, Outcome.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What does not change in a run."""
+
+    version: str
+    name: str
+    run: str
+    pid: int
+    began: float  # monotonic seconds
+    release: str
+    listeners: tuple[str, ...]
+
+
+def verdict(state: State, gate: Gate) -> tuple[Verdict, str]:
+    """What we can say of the engine's health from its life and our own account."""
+    match engine_state(state):
+        case EngineState.READY if gate.in_flight:
+            return Verdict.BUSY, f"ready, {gate.in_flight} requests in flight"
+        case EngineState.READY:
+            return Verdict.IDLE, "ready, nothing in flight"
+        case EngineState.STARTING:
+            return Verdict.STARTING, "the engine is starting"
+        case EngineState.STOPPING:
+            return Verdict.UNREACHABLE, "the engine is being stopped"
+        case _:
+            return Verdict.DEAD, state.problem or "no engine runs"
+
+
+class Picture:
+    """Holds only references to what others own."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        state: Callable[[], State],
+        gate: Gate,
+        room: EngineRoom,
+        journal: LedgerJournal,
+        policy: Policy,
+        now: Callable[[], float],
+        available_bytes: Callable[[], int | None],
+    ) -> None:
+        """`now` gives monotonic seconds."""
+        self._identity = identity
+        self._state = state
+        self._gate = gate
+        self._room = room
+        self._journal = journal
+        self._policy = policy
+        self._now = now
+        self._available_bytes = available_bytes
+
+    def status(self) -> dict[str, Any]:
+        """What `GET /status` answers."""
+        state, gate, now, identity = self._state(), self._gate, self._now(), self._identity
+        said, sentence = verdict(state, gate)
+        return {
+            "version": identity.version,
+            "name": identity.name,
+            "run": identity.run,
+            "pid": identity.pid,
+            "listen": list(identity.listeners),
+            "phase": state.phase.value,
+            "uptime_s": round(now - identity.began, 3),
+            "release": identity.release,
+            "admission": {
+                "open": gate.reason is None,
+                "reason": None if gate.reason is None else gate.reason.value,
+                "in_flight": gate.in_flight,
+                "limit": gate.limit,
+            },
+            "engine": self._engine(state, now),
+            "health": {
+                "verdict": said.value,
+                "sentence": sentence,
+                "evidence": {"in_flight": gate.in_flight},
+                "since_s": _since(state.ready_at, now),
+                "running": None,
+                "waiting": None,
+                "tokens_per_s": None,
+                "steps_per_s": None,
+            },
+            "restarts": self._restarts(state, now),
+            "requests": self._requests(),
+            "executions": {state.value: count for state, count in self._journal.executions.items()},
+            "ledger": {"missing": self._journal.health.missing, "error": self._journal.health.error or None},
+            "drain": self._drain(state, now),
+            "memory": {"available_bytes": self._available_bytes(), "floor_bytes": None, "pressure": None},
+        }
+
+    def exposition(self) -> bytes:
+        """What our part of `GET /metrics` is."""
+        state, identity, requests = self._state(), self._identity, self._journal.requests
+        return exposition.render(
+            Snapshot(
+                version=identity.version,
+                name=identity.name,
+                release=identity.release,
+                phase=state.phase,
+                engine=engine_state(state),
+                verdict=verdict(state, self._gate)[0],
+                admission_open=self._gate.reason is None,
+                in_flight=self._gate.in_flight,
+                limit=self._gate.limit,
+                accepted=requests.accepted,
+                outcomes=requests.outcomes,
+                rejections=requests.refused,
+                executions=self._journal.executions,
+                restarts=state.restarts,
+                budget_used=restart.used(state.tally, self._policy.restart, self._now()),
+                budget_max=self._policy.restart.max,
+                uptime_s=self._now() - identity.began,
+                incarnation=state.incarnation,
+            )
+        )
+
+    def _engine(self, state: State, now: float) -> dict[str, Any]:
+        current = self._room.current
+        members = [] if current is None else current.body.tree.remaining()
+        address = None if current is None else current.body.address
+        return {
+            "state": engine_state(state).value,
+            "incarnation": state.incarnation,
+            "pid": state.pid,
+            "uptime_s": _since(state.spawned_at, now) if state.pid is not None else None,
+            "address": None if address is None else str(address),
+            "beacon": False,
+            "load": current.load.line if current is not None and not current.ready else None,
+            "problem": state.problem or None,
+            "processes": [
+                {"pid": member.id.pid, "name": member.name, "rss_bytes": member.rss_bytes} for member in members
+            ],
+        }
+
+    def _requests(self) -> dict[str, int]:
+        requests = self._journal.requests
+        ended = {outcome.value: requests.outcomes[outcome] for outcome in ENDED}
+        return {
+            "accepted": requests.accepted,
+            **ended,
+            "open": requests.accepted - sum(ended.values()),
+            "rejected": requests.rejected,
+        }
+
+    def _restarts(self, state: State, now: float) -> dict[str, Any]:
+        last, policy = state.last_restart, self._policy.restart
+        return {
+            "total": sum(state.restarts.values()),
+            "by_cause": dict(state.restarts),
+            "budget": {
+                "max": policy.max,
+                "within_s": policy.within,
+                "used": restart.used(state.tally, policy, now),
+            },
+            "last": None
+            if last is None
+            else {
+                "cause": last.cause,
+                "sentence": last.sentence,
+                "ago_s": _since(last.at, now),
+                "ready_after_s": None if last.ready_after_s is None else round(last.ready_after_s, 3),
+                "requests_lost": last.requests_lost,
+            },
+        }
+
+    def _drain(self, state: State, now: float) -> dict[str, Any] | None:
+        """The drain as it stands, or None while nothing drains."""
+        drain = state.drain
+        since = drain.stop_at if state.leaving else drain.drain_since
+        if since is None and state.node is not Node.EMPTYING:
+            return None
+        oldest = self._gate.oldest()
+        deadline = drain.deadline if state.leaving else None
+        return {
+            "budget_s": drain.budget.drain if state.leaving else self._policy.limits.drain,
+            "elapsed_s": _since(since, now),
+            "remaining_s": None if deadline is None else round(max(deadline - now, 0.0), 3),
+            "in_flight": self._gate.in_flight,
+            "oldest_s": _since(oldest, now),
+        }
+
+
+def _since(at: float | None, now: float) -> float | None:
+    return None if at is None else round(now - at, 3)

@@ -1,0 +1,110 @@
+"""The pump: one inner epoll for every socket of the front door, served by one trio task in one tight loop.
+
+Why: trio schedules a task for each wait on a socket, two or three passes a chunk. An epoll descriptor can itself be
+polled (epoll(7)), so one task waits for the inner epoll and then serves all that is ready by plain calls. Tasks
+wait for heads and for ends, never for bytes, and every lifetime stays in trio's nurseries.
+
+Contract:
+* `add`/`change`/`forget` register a descriptor with its handler; registrations are level-triggered.
+* A handler is a plain function of the event mask; it must not block, and must cope with an event that is no longer
+  true. If it raises, that is our fault: `on_fault` is told and the pump goes on.
+* `Parking` is how a task waits for a handler: one task, one wake-up, no event lost.
+"""
+
+import select
+from collections.abc import Callable
+
+import trio
+
+Handler = Callable[[int], None]
+
+READABLE = select.EPOLLIN | select.EPOLLRDHUP
+HANGUP = select.EPOLLRDHUP
+WRITABLE = select.EPOLLOUT
+_ALWAYS_TOLD = select.EPOLLHUP | select.EPOLLERR
+NOT_WRITABLE = READABLE | _ALWAYS_TOLD
+GONE = HANGUP | _ALWAYS_TOLD
+
+_BATCH = 512
+
+
+class Pump:
+    """See the module's contract."""
+
+    def __init__(self, *, now: Callable[[], float], on_fault: Callable[[Exception], None]) -> None:
+        """`now` is the monotonic clock, read once a batch into the attribute `now`."""
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Handler] = {}
+        self._clock = now
+        self._on_fault = on_fault
+        self.now = now()
+
+    def add(self, descriptor: int, events: int, handler: Handler) -> None:
+        """Serve `descriptor` with `handler` from now on."""
+        self._epoll.register(descriptor, events)
+        self._handlers[descriptor] = handler
+
+    def change(self, descriptor: int, events: int) -> None:
+        """Wait for other events of a descriptor that is registered."""
+        self._epoll.modify(descriptor, events)
+
+    def forget(self, descriptor: int) -> None:
+        """Serve `descriptor` no longer; call it before the descriptor is closed."""
+        self._epoll.unregister(descriptor)
+        del self._handlers[descriptor]
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        while True:
+            await trio.lowlevel.wait_readable(self._epoll.fileno())
+            self._serve()
+
+    def close(self) -> None:
+        """Let go of the epoll, once no link is left."""
+        self._epoll.close()
+
+    def _serve(self) -> None:
+        self.now = self._clock()
+        handlers = self._handlers
+        for descriptor, events in self._epoll.poll(0, _BATCH):
+            handler = handlers.get(descriptor)
+            if handler is None:  # closed by an earlier handler of this batch
+                continue
+            try:
+                handler(events)
+            except Exception as fault:  # noqa: BLE001 - one exchange's fault must not stop all others
+                self._on_fault(fault)
+
+
+class Parking:
+    """A place where one task waits until a plain function wakes it. A wake-up that comes first is kept."""
+
+    __slots__ = ("_task", "_woken")
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._task: trio.lowlevel.Task | None = None
+        self._woken = False
+
+    def wake(self) -> None:
+        """Wake the task that waits, or the next one that will."""
+        task = self._task
+        if task is None:
+            self._woken = True
+        else:
+            self._task = None
+            trio.lowlevel.reschedule(task)
+
+    async def wait(self) -> None:
+        """Wait for a wake-up; a checkpoint in any case."""
+        if self._woken:
+            self._woken = False
+            await trio.lowlevel.checkpoint()
+            return
+
+        def abort(_raise_cancel: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+            self._task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        self._task = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(abort)

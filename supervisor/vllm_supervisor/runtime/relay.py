@@ -1,0 +1,353 @@
+"""The bytes of one exchange, both ways, between the client's connection and the engine's, until one end.
+
+Rules:
+* Everything here is plain code called by the pump; the exchange's task only waits for `done`.
+* Each read is passed on at once: head first, then body pieces as they come, and judged after they have gone out.
+* Both directions have back-pressure: who cannot be written to stops the other side from being read.
+* A relay ends exactly once, with one `Ending`. At any end but a clean one the engine's connection is closed on the
+  spot, since that is what stops the engine's work.
+"""
+
+from collections.abc import Callable
+
+from vllm_supervisor.adapters.http1 import Answer
+from vllm_supervisor.core import replies
+from vllm_supervisor.core.admission import OpenRequest
+from vllm_supervisor.core.chunked import ChunkError
+from vllm_supervisor.core.completion import Judge, judge_for
+from vllm_supervisor.core.ending import MEANINGS, Ending
+from vllm_supervisor.core.front_door_settings import FrontDoorSettings
+from vllm_supervisor.core.http_semantics import (
+    BadAnswerError,
+    Framing,
+    RequestHead,
+    client_head,
+    engine_head,
+    trailer_lines,
+)
+from vllm_supervisor.core.upload import BodyTooLargeError, Upload
+from vllm_supervisor.runtime.engine_links import EngineLink
+from vllm_supervisor.runtime.link import Link
+from vllm_supervisor.runtime.pump import Parking, Pump
+
+_BOUNDARIES = (b"\n\n", b"\r\n\r\n")  # between two events of a stream
+_LAST_CHUNK = b"0\r\n"  # before the trailer section and an empty line
+_OPEN_ENDED = frozenset({Framing.CHUNKED, Framing.CLOSE})
+
+
+class Relay:
+    """See the module's rules. What the account of the exchange needs stands in the public attributes."""
+
+    __slots__ = (
+        "_answer",
+        "_chunked_out",
+        "_client",
+        "_closing",
+        "_deadline",
+        "_engine",
+        "_first",
+        "_give_back",
+        "_ledgered",
+        "_pump",
+        "_request",
+        "_settings",
+        "_tail",
+        "_tunnel",
+        "_upload",
+        "_uploaded_at",
+        "bytes_out",
+        "choices",
+        "done",
+        "ending",
+        "head",
+        "judge",
+        "keep",
+        "must_reset",
+        "sent_any",
+        "status",
+    )
+
+    def __init__(
+        self,
+        pump: Pump,
+        client: Link,
+        head: RequestHead,
+        request: OpenRequest,
+        settings: FrontDoorSettings,
+        *,
+        ledgered: bool,
+        closing: Callable[[], bool],
+        give_back: Callable[[EngineLink], None],
+    ) -> None:
+        """Take `closing` (shall the client's connection end with this answer?) and `give_back` (for the engine's)."""
+        self._pump = pump
+        self._client = client
+        self._request = request
+        self._settings = settings
+        self._ledgered = ledgered
+        self._closing = closing
+        self._give_back = give_back
+        self._engine: EngineLink | None = None
+        self._answer = Answer(to_head=head.method == b"HEAD")
+        self._upload = Upload(head.length, max_body=settings.max_body, max_trailer=settings.max_head)
+        self._uploaded_at = pump.now
+        self._first = b""
+        self._chunked_out = False
+        self._tail = b""  # the last bytes of the answer's body: is the client between two events?
+        self._tunnel = False
+        self._deadline = request.admitted_at + settings.request_deadline if settings.request_deadline else 0.0
+        self.head = head
+        self.judge: Judge | None = None
+        self.choices: int | None = None
+        self.ending: Ending | None = None
+        self.done = Parking()
+        self.keep = False  # the client's connection may serve another request
+        self.must_reset = False  # only a reset tells the client that its answer is not whole
+        self.sent_any = False  # bytes went to the engine
+        self.status: int | None = None  # of the head that went to the client
+        self.bytes_out = 0
+
+    # -- the beginning -----------------------------------------------------------------------------------------
+
+    def prepare(self, body: bytes) -> None:
+        """Make the first bytes for the engine: the head and what has come of the body."""
+        part = self._feed_upload(body) if body else b""
+        self._first = engine_head(self.head, self._request.id.encode()) + part
+
+    def start(self, engine: EngineLink) -> bool:
+        """Send the first bytes; False if the connection took not one of them, so another may be tried."""
+        taken = engine.write(self._first)
+        if engine.deaf and not taken:
+            engine.close()
+            return False
+        self._first = b""
+        self._engine = engine
+        engine.on_bytes = self._from_engine
+        engine.on_gone = self._engine_gone
+        engine.on_drained = self._engine_drained
+        request = self._request
+        request.sent_at = self._pump.now
+        request.engine_id = request.id if self.head.request_id is None else self.head.request_id.decode("latin-1")
+        self.sent_any = True
+        client = self._client
+        client.on_bytes = self._from_client
+        client.on_gone = self._client_gone
+        client.on_drained = self._client_drained
+        if engine.outbox or self._upload.rest:
+            client.pause()
+        else:
+            client.resume()
+        return True
+
+    # -- client to engine --------------------------------------------------------------------------------------
+
+    def _from_client(self, data: bytes) -> None:
+        out = data if self._tunnel else self._feed_upload(data)
+        engine = self._engine
+        if engine is not None and out:
+            engine.write(out)
+            if engine.outbox:
+                self._client.pause()
+        if self._upload.rest:
+            self._client.pause()
+
+    def _feed_upload(self, data: bytes) -> bytes:
+        self._uploaded_at = self._pump.now
+        try:
+            return self._upload.feed(data)
+        except ChunkError:
+            self.end(Ending.BODY_BROKEN)
+        except BodyTooLargeError:
+            self.end(Ending.BODY_TOO_LARGE)
+        return b""
+
+    def _engine_drained(self) -> None:
+        if not self._upload.rest:
+            self._client.resume()
+
+    def _client_gone(self, _clean: bool) -> None:
+        self.end(Ending.CLIENT_LEFT)
+
+    # -- engine to client --------------------------------------------------------------------------------------
+
+    def _from_engine(self, data: bytes) -> None:
+        if self._tunnel:
+            self._pass(data)
+            return
+        answer = self._answer
+        out = b""
+        try:
+            answer.feed(data, self._settings.max_head)
+            if self.status is None:
+                out = self._start_answer()
+        except BadAnswerError:
+            self.end(Ending.ENGINE_FAILED)
+            return
+        body = answer.take_body()
+        self._request.last_byte_at = self._pump.now
+        if body:
+            out += b"%x\r\n%b\r\n" % (len(body), body) if self._chunked_out else body
+            self.bytes_out += len(body)
+            self._tail = body[-4:] if len(body) >= 4 else (self._tail + body)[-4:]
+        if answer.complete and self._chunked_out:
+            out += _LAST_CHUNK + trailer_lines(answer.trailers) + b"\r\n"
+        if out:
+            self._client.write(out)
+        if body and self.judge is not None:
+            self.judge.feed(body)
+        if answer.complete:
+            self._answer_complete()
+        elif self._client.outbox and self._engine is not None:
+            self._engine.pause()
+
+    def _start_answer(self) -> bytes:
+        """Return the head for the client once the engine's is complete; before that, interim heads or nothing."""
+        answer = self._answer
+        out = b""
+        for interim in answer.interim:
+            if interim.status != 100 and not self.head.old:
+                out += client_head(interim, old=False, close=False, ledger_id=None)
+        answer.interim.clear()
+        head = answer.head
+        if head is None:
+            return out
+        if head.switches and not self.head.upgrade:
+            raise BadAnswerError("an upgrade nobody asked for")
+        request = self._request
+        request.first_byte_at = self._pump.now
+        request.stream = head.event_stream
+        # A body that is still coming leaves no way to find the next request: the connection ends with this answer.
+        self.keep = self.head.keep_alive and self._upload.complete and not self._closing()
+        old = self.head.old
+        open_ended = head.framing in _OPEN_ENDED
+        self._chunked_out = open_ended and not old
+        self.must_reset = open_ended and old
+        self.status = head.status
+        ledger_id = None
+        if self._ledgered:
+            ledger_id = request.id.encode()
+            self.judge = judge_for(
+                request.request_class, head.status, event_stream=head.event_stream, choices=self.choices
+            )
+        return out + client_head(head, old=old, close=not self.keep, ledger_id=ledger_id)
+
+    def _answer_complete(self) -> None:
+        head = self._answer.head
+        if head is not None and head.switches:
+            self._open_tunnel()
+        elif not self._client.outbox:
+            self.end(Ending.ANSWERED)
+
+    def _client_drained(self) -> None:
+        engine = self._engine
+        if self._answer.complete and not self._tunnel:
+            self.end(Ending.ANSWERED)
+        elif engine is not None and engine.ended:
+            self.end(Ending.ANSWERED)  # the tunnel's last bytes have gone out
+        elif engine is not None:
+            engine.resume()
+
+    def _engine_gone(self, clean: bool) -> None:
+        answer = self._answer
+        if self._tunnel:
+            if not clean:
+                self.end(Ending.ENGINE_FAILED)
+            elif not self._client.outbox:
+                self.end(Ending.ANSWERED)
+        elif not answer.complete:
+            if clean and answer.head is not None and answer.head.framing is Framing.CLOSE:
+                answer.complete = True
+                if self._chunked_out:
+                    self._client.write(_LAST_CHUNK + b"\r\n")
+                self._answer_complete()
+            else:
+                self.end(Ending.ENGINE_FAILED)
+
+    # -- a tunnel ----------------------------------------------------------------------------------------------
+
+    def _open_tunnel(self) -> None:
+        self._tunnel = True
+        self.keep = False
+        early, self._upload.rest = self._upload.rest, b""
+        if early and self._engine is not None:
+            self._engine.write(early)
+        if self._answer.tunnelled:
+            self._pass(self._answer.tunnelled)
+        if self._engine is not None and not self._engine.outbox:
+            self._client.resume()
+
+    def _pass(self, data: bytes) -> None:
+        self._client.write(data)
+        self.bytes_out += len(data)
+        self._request.last_byte_at = self._pump.now
+        if self._client.outbox and self._engine is not None:
+            self._engine.pause()
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    @property
+    def answered(self) -> bool:
+        """Whether the engine's answer came whole, whatever became of it on the client's side."""
+        return self._answer.complete and not self._tunnel
+
+    @property
+    def leftover(self) -> bytes:
+        """What the client sent beyond its request."""
+        return self._upload.rest
+
+    @property
+    def body_pending(self) -> bool:
+        """Whether the client is still to send a part of its request."""
+        return not self._upload.complete
+
+    def end(self, ending: Ending) -> None:
+        """End now, unless it has ended already. What the client is told depends on how far its answer had come."""
+        if self.ending is not None:
+            return
+        self.ending = ending
+        engine, self._engine = self._engine, None
+        if ending is not Ending.ANSWERED:
+            self._break_off(ending)
+        answer = self._answer
+        if engine is not None:
+            head = answer.head
+            clean = ending is Ending.ANSWERED and self._upload.complete and not self._tunnel and not answer.surplus
+            if clean and head is not None and head.keep_alive:
+                self._give_back(engine)
+            else:
+                engine.close()
+        answer.close()
+        self.done.wake()
+
+    def _break_off(self, ending: Ending) -> None:
+        """Tell the client, as far as its answer still allows it."""
+        self.keep = False
+        meaning = MEANINGS[ending]
+        if not meaning.status:
+            return
+        if self.status is None:
+            self.status = meaning.status
+            head_only = self.head.method == b"HEAD"
+            self._client.write(replies.refusal(meaning.status, meaning.why, meaning.message, head_only=head_only))
+        elif self._request.stream and not self._answer.complete:
+            event = replies.error_event(self._request.request_class, meaning.why, meaning.message)
+            if self._tail and not self._tail.endswith(_BOUNDARIES):
+                event = b"\n\n" + event
+            self._client.write(b"%x\r\n%b\r\n" % (len(event), event) if self._chunked_out else event)
+
+    def tick(self, now: float) -> None:
+        """End what has taken too long; called every now and then by the sweep."""
+        if self.ending is not None:
+            return
+        settings = self._settings
+        if self._deadline and now >= self._deadline:
+            self.end(Ending.DEADLINE)
+        elif self._client.outbox:
+            if now - self._client.blocked_since >= settings.client_stall_timeout:
+                self.end(Ending.CLIENT_STALLED)
+        elif (
+            self.body_pending
+            and now - self._uploaded_at >= settings.body_timeout
+            and not (self._engine is not None and self._engine.outbox)
+        ):
+            self.end(Ending.BODY_TOO_SLOW)

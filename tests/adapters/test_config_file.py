@@ -1,0 +1,70 @@
+"""The two configuration files: ours and vLLM's."""
+
+from pathlib import Path
+
+import pytest
+
+from vllm_supervisor.adapters import config_file, vllm_yaml
+from vllm_supervisor.core.errors import ConfigError, SetupError
+
+
+def test_toml_is_read(tmp_path: Path) -> None:
+    """A TOML file comes back as its tables."""
+    path = tmp_path / "c.toml"
+    path.write_text('release = "ü"\n[drain]\nbudget = "1s"\n')
+    assert config_file.read(path) == {"release": "ü", "drain": {"budget": "1s"}}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"a = \n", "not valid TOML: .*line 1"),
+        (b"\n[x\n", "not valid TOML: .*line 2"),
+        (b'a = "\xff"', "byte 5 is not UTF-8"),
+    ],
+)
+def test_bad_toml(tmp_path: Path, content: bytes, told: str) -> None:
+    """A file that is no TOML is told with its name and the line."""
+    path = tmp_path / "c.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=told) as caught:
+        config_file.read(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("read", [config_file.read, vllm_yaml.read])
+def test_files_that_cannot_be_read(tmp_path: Path, read) -> None:
+    """A missing file and a directory are told with their name and status 78."""
+    for path in (tmp_path / "missing", tmp_path):
+        with pytest.raises(SetupError, match="name a file that can be read") as caught:
+            read(path)
+        assert str(path) in str(caught.value)
+        assert caught.value.status == 78
+
+
+def test_yaml_is_read(tmp_path: Path) -> None:
+    """The YAML file of vLLM comes back as its entries, with their types."""
+    path = tmp_path / "c.yaml"
+    path.write_text("port: 9\nenable-lora: true\nserved_model_name: [a, b]\nuds: null\n")
+    assert vllm_yaml.read(path) == {"port": 9, "enable-lora": True, "served_model_name": ["a", "b"], "uds": None}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"a: [1\nb: 2\n", "not valid YAML in line 2"),
+        (b"a: !!python/object:os.system x\n", "not valid YAML in line 1"),
+        (b"- a\n- b\n", "expected lines of the form"),
+        (b"", "expected lines of the form"),
+        (b"1: 2\n", "expected lines of the form"),
+        (b"a: \xff\n", "is not UTF-8"),
+        (b"a: \x01\n", "not valid YAML"),
+    ],
+)
+def test_bad_yaml(tmp_path: Path, content: bytes, told: str) -> None:
+    """A file vLLM could not use is told with its name and the line, and nothing in it is carried out."""
+    path = tmp_path / "c.yaml"
+    path.write_bytes(content)
+    with pytest.raises(SetupError, match=told) as caught:
+        vllm_yaml.read(path)
+    assert str(path) in str(caught.value)

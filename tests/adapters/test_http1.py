@@ -1,0 +1,146 @@
+"""Both parsers under random cuts and random bytes: one error type, no hang, bounded memory, one meaning."""
+
+import contextlib
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_supervisor.adapters.http1 import Answer, parse_request
+from vllm_supervisor.core.chunked import ChunkError
+from vllm_supervisor.core.http_semantics import BadAnswerError, BadRequest, RequestHead, well_formed
+from vllm_supervisor.core.upload import BodyTooLargeError, Upload
+
+LIMIT = 64 * 1024
+TOTAL = 10_000_000  # bytes fed to each parser
+
+ANSWERS = [
+    b'HTTP/1.1 200 OK\r\ncontent-length: 11\r\ncontent-type: application/json\r\n\r\n{"a": "bcd"}'[:-1],
+    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n6\r\n world\r\n0\r\nX-Sum: 1\r\n\r\n",
+    b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 200 OK\r\n\r\nto the end",
+    b"HTTP/1.1 204 No Content\r\n\r\n",
+    b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n\x81\x02hi",
+]
+REQUESTS = [
+    b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello",
+    b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5;x=y\r\nhello\r\n0\r\nT: 1\r\n\r\n",
+    b"GET /v1/realtime HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+    b"GET / HTTP/1.0\r\n\r\n",
+]
+
+
+def _read(raw: bytes, cuts: list[int], *, to_head: bool = False) -> tuple[object, ...]:
+    answer = Answer(to_head=to_head)
+    body, start = b"", 0
+    for end in [*sorted({cut for cut in cuts if cut < len(raw)}), len(raw)]:
+        answer.feed(raw[start:end], LIMIT)
+        body += answer.take_body()
+        start = end
+    head = answer.head
+    result = (
+        body,
+        answer.complete,
+        answer.trailers,
+        [interim.status for interim in answer.interim],
+        head and (head.status, head.reason, head.framing, head.fields, head.keep_alive),
+    )
+    answer.close()
+    return result
+
+
+@pytest.mark.parametrize("raw", ANSWERS)
+@given(cuts=st.lists(st.integers(0, 200), max_size=10))
+def test_any_split_of_an_answer_means_the_same(raw: bytes, cuts: list[int]):
+    """However an answer is cut, head, body, trailers and end are the same."""
+    if raw.startswith(b"HTTP/1.1 101"):
+        raw = raw[: raw.index(b"\r\n\r\n") + 4]
+    assert _read(raw, cuts) == _read(raw, [])
+
+
+@given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=6), st.booleans())
+def test_random_bytes_raise_the_one_error(raw: bytes, cuts: list[int], to_head: bool):
+    """Garbage from the engine raises BadAnswerError or nothing."""
+    with contextlib.suppress(BadAnswerError):
+        _read(b"HTTP/1.1 200 OK\r\n" + raw, cuts, to_head=to_head)
+
+
+@pytest.mark.parametrize("endless", [b"X: " + b"a" * 100 + b"\r\n", b"a" * 1000])
+@pytest.mark.parametrize(
+    "start", [b"HTTP/1.1 200 OK\r\nY: ", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nY: "]
+)
+def test_heads_and_trailers_without_end_are_refused(start: bytes, endless: bytes):
+    """Whatever the engine goes on sending in place of a head or its trailers, it is bounded."""
+    answer = Answer(to_head=False)
+    answer.feed(start, LIMIT)
+    with pytest.raises(BadAnswerError):
+        _feed_all(answer, [endless] * (4 * LIMIT // len(endless)))
+
+
+def test_interim_answers_without_end_are_refused():
+    """An engine that only ever sends interim answers is bounded too."""
+    with pytest.raises(BadAnswerError):
+        _feed_all(Answer(to_head=False), [b"HTTP/1.1 103 E\r\nA: b\r\n\r\n"] * 100)
+
+
+def _feed_all(answer: Answer, pieces: list[bytes]) -> None:
+    for piece in pieces:
+        answer.feed(piece, LIMIT)
+
+
+def _damaged(rng: random.Random, raw: bytes) -> bytes:
+    """Return `raw` with a few bytes changed, removed, doubled, or put in from the other end."""
+    data = bytearray(raw)
+    for _ in range(rng.randrange(4)):
+        at = rng.randrange(len(data) + 1)
+        match rng.randrange(4):
+            case 0:
+                data[at : at + 1] = bytes([rng.randrange(256)])
+            case 1:
+                del data[at : at + rng.randrange(1, 4)]
+            case 2:
+                data[at:at] = data[at : at + rng.randrange(1, 20)]
+            case _:
+                data[at:at] = rng.choice([b"\r", b"\n", b"\r\n", b"\x00", b"Content-Length: 1\r\n", b"0\r\n\r\n", b" "])
+    return bytes(data) or b"x"
+
+
+def test_ten_million_damaged_bytes_for_the_answer_parser():
+    """Damaged answers in random pieces, one after another on a connection: BadAnswerError at most, and it goes on."""
+    rng = random.Random(20260901)
+    fed = 0
+    while fed < TOTAL:
+        answer = Answer(to_head=rng.random() < 0.1)
+        raw = b"".join(_damaged(rng, rng.choice(ANSWERS)) for _ in range(rng.randrange(1, 40)))
+        fed += len(raw)
+        with contextlib.suppress(BadAnswerError):
+            while raw:
+                size = rng.randrange(1, 400)
+                answer.feed(raw[:size], LIMIT)
+                answer.take_body()
+                raw = raw[size:]
+        answer.close()
+
+
+def test_ten_million_damaged_bytes_for_the_request_parser():
+    """Damaged requests with bodies in random pieces: a refusal or a meaning, and both parsers agree on what is valid."""
+    rng = random.Random(20260902)
+    fed = accepted = 0
+    while fed < TOTAL:
+        raw = _damaged(rng, rng.choice(REQUESTS)) + rng.randbytes(rng.randrange(600))
+        fed += len(raw)
+        head, found, body = raw.partition(b"\r\n\r\n")
+        if not found or not well_formed(head + found):
+            continue
+        parsed = parse_request(head + found, max_body=1000)
+        if isinstance(parsed, BadRequest):
+            continue
+        accepted += 1
+        assert isinstance(parsed, RequestHead)
+        upload = Upload(parsed.length, max_body=1000, max_trailer=LIMIT)
+        with contextlib.suppress(ChunkError, BodyTooLargeError):
+            while body:
+                size = rng.randrange(1, 30)
+                upload.feed(body[:size])
+                body = body[size:]
+    assert accepted > 100

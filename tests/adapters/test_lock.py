@@ -1,0 +1,71 @@
+"""One supervisor a state directory."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vllm_supervisor.adapters.lock import StateLock
+from vllm_supervisor.core.errors import SetupError
+
+HOLD = (
+    "import sys, pathlib; from vllm_supervisor.adapters.lock import StateLock\n"
+    "lock = StateLock(pathlib.Path(sys.argv[1]), run='run-1', name='gpu')\n"
+    "print(lock.instance, flush=True); sys.stdin.read()\n"
+)
+
+
+def test_the_second_is_told_who_holds_it(tmp_path: Path) -> None:
+    """The holder's pid, run and name stand in the refusal, and its death frees the directory."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    state = tmp_path / "state"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(state)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout is not None
+        instance = first.stdout.readline().strip()
+        with pytest.raises(SetupError, match=rf"held by the supervisor 'gpu' \(pid {first.pid}, run run-1\)") as caught:
+            StateLock(state, run="run-2", name="gpu")
+        assert caught.value.status == 78
+        first.kill()
+        first.wait(30)
+        lock = StateLock(state, run="run-2", name="gpu")
+        assert lock.instance == instance
+        lock.release()
+
+
+def test_the_directory_and_the_file_are_private(tmp_path: Path) -> None:
+    """What we make is ours alone to read."""
+    state = tmp_path / "a" / "b"
+    StateLock(state, run="r", name="n").release()
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    assert stat.S_IMODE((state / "lock").stat().st_mode) == 0o600
+
+
+def test_an_unreadable_holder_is_still_a_holder(tmp_path: Path) -> None:
+    """If the file says nothing yet, the refusal does not guess."""
+    lock = StateLock(tmp_path, run="r", name="n")
+    (tmp_path / "lock").write_text("")
+    with pytest.raises(SetupError, match="held by another supervisor"):
+        StateLock(tmp_path, run="r", name="n")
+    lock.release()
+
+
+def test_another_directory_is_another_instance(tmp_path: Path) -> None:
+    """The instance follows the directory itself, not its name."""
+    first = StateLock(tmp_path / "s", run="r", name="n")
+    first.release()
+    (tmp_path / "s").rename(tmp_path / "moved")
+    second = StateLock(tmp_path / "s", run="r", name="n")
+    second.release()
+    assert first.instance != second.instance
+
+
+@pytest.mark.parametrize("where", ["/proc/nothing", "/dev/null/x"])
+def test_a_directory_that_cannot_be_is_named(where: str) -> None:
+    """The refusal names the directory and the setting."""
+    with pytest.raises(SetupError, match=rf"{where} cannot be used: .*; set state_dir"):
+        StateLock(Path(where), run="r", name="n")

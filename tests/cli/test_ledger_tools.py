@@ -1,0 +1,196 @@
+"""`ledger` and `gate` on ledgers that a journal wrote: what they show, and how they exit."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fakes.ledger_kit import identity, outcome, request, run_journal
+from vllm_supervisor.cli.gate import gate
+from vllm_supervisor.cli.ledger import ledger
+from vllm_supervisor.cli.planning import GlobalOptions
+from vllm_supervisor.core.errors import ConfigError, UsageError
+from vllm_supervisor.core.ledger import segment_name
+from vllm_supervisor.core.words import Evidence, ExecutionState, Outcome, RequestClass
+from vllm_supervisor.runtime.journal import LedgerJournal
+from vllm_supervisor.runtime.ledger_writer import LedgerWriter
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """Write two runs: one that ended clean, and one that still has a request open."""
+
+    async def first(journal: LedgerJournal, _writer: LedgerWriter) -> None:
+        await journal.accepted(request("run1-1", sent_at=1.0, engine_id="a"))
+        journal.execution("run1-1", ExecutionState.COMPLETED, Evidence.ANSWER)
+        journal.outcome(outcome("run1-1"))
+        await journal.accepted(request("run1-2", RequestClass.COMPLETIONS, sent_at=1.0, engine_id="b"))
+        journal.outcome(outcome("run1-2", Outcome.CANCELLED, request_class=RequestClass.COMPLETIONS))
+        journal.rejected(RequestClass.CHAT, "draining")
+        journal.engine_gone()
+        assert await journal.end(5.0, clean=True)
+
+    async def second(journal: LedgerJournal, _writer: LedgerWriter) -> None:
+        await journal.accepted(request("run2-1", sent_at=1.0, engine_id="c"))
+        journal.outcome(outcome("run2-1", Outcome.CANCELLED))
+        await journal.accepted(request("run2-2", sent_at=1.0, engine_id="d"))
+
+    run_journal(tmp_path / "ledger", first)
+    run_journal(tmp_path / "ledger", second, who=identity("run2"))
+    return tmp_path
+
+
+def run(state: Path, *words: str, command: str = "ledger") -> Result:
+    """Run a tool on the state directory and return what it did; an error of the user's is raised."""
+    options = GlobalOptions(None, (), None, "vllm", {})
+    chosen = ledger if command == "ledger" else gate
+    arguments = [*words, "--state-dir", str(state)]
+    result = CliRunner().invoke(chosen, arguments, obj=options, standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result
+
+
+def test_the_summary_keeps_the_registers_apart(state: Path) -> None:
+    """The summary counts outcomes by class and executions by state, and says what is open now."""
+    answer = json.loads(run(state, "summary", "--json").stdout)
+    (release,) = answer["releases"]
+    assert release["classes"]["chat"] == {"completed": 1, "failed": 0, "cancelled": 1, "open": 0}
+    assert release["classes"]["completions"] == {"completed": 0, "failed": 0, "cancelled": 1, "open": 0}
+    assert release["executions"] == {"completed": 1, "confirmed_stopped": 1, "running": 1}
+    assert (release["runs"], release["accepted"], release["rejected"]) == (2, 4, {"draining": 1})
+    assert (answer["open_now"], answer["unsettled_executions"]) == (1, 1)
+
+
+def test_what_is_open_counts_whatever_the_window(state: Path) -> None:
+    """A window leaves out what was accepted before it, but never what is open now."""
+    answer = json.loads(run(state, "summary", "--json", "--since", "2100-01-01").stdout)
+    assert sum(release["accepted"] for release in answer["releases"]) == 0
+    assert answer["open_now"] == 1
+
+
+def test_the_summary_is_readable(state: Path) -> None:
+    """For a person both registers stand in lines of their own."""
+    text = run(state, "summary").stdout
+    assert "chat         completed 1  failed 0  cancelled 1  open 0" in text
+    assert "executions   not_started 0  running 1  completed 1  confirmed_stopped 1  unknown 0" in text
+    assert "open now: 1, the oldest for " in text
+
+
+def test_one_request_is_shown_whole(state: Path) -> None:
+    """`show ID` prints each line of that request in order, as it stands in the file with --json."""
+    result = run(state, "show", "run1-2", "--json")
+    assert [json.loads(line)["event"] for line in result.stdout.splitlines()] == [
+        "accepted", "outcome", "execution", "execution",
+    ]  # fmt: skip
+    assert "completions" in run(state, "show", "run1-2").stdout
+
+
+def test_an_unknown_id_is_said(state: Path) -> None:
+    """An id that is not in the ledger exits 1."""
+    assert run(state, "show", "run9-9").return_value == 1
+
+
+def test_open_shows_what_is_not_settled(state: Path) -> None:
+    """`show --open` prints requests without an outcome and executions that are not final, and no others."""
+    lines = [json.loads(line) for line in run(state, "show", "--open", "--json").stdout.splitlines()]
+    assert {line["id"] for line in lines} == {"run2-1", "run2-2"}
+
+
+def test_show_wants_one_selection(state: Path) -> None:
+    """Without a selection, or with two, the usage is said."""
+    for words in (["show"], ["show", "run1-1", "--open"]):
+        with pytest.raises(UsageError, match="one of"):
+            run(state, *words)
+
+
+def test_an_audit_that_holds(state: Path) -> None:
+    """A clean run and a living one both hold."""
+    result = run(state, "audit")
+    assert (result.return_value, result.stdout) == (0, "run run1: holds\nrun run2: holds (not ended)\n")
+
+
+def test_an_audit_that_does_not_hold(state: Path) -> None:
+    """A second outcome written by hand is found and exits 1."""
+    path = state / "ledger" / segment_name(1)
+    lines = path.read_bytes().splitlines(keepends=True)
+    extra = next(line for line in lines if b'"outcome":"completed"' in line)
+    path.write_bytes(b"".join([*lines, extra]))
+    result = run(state, "audit", "--json")
+    assert result.return_value == 1
+    answer = json.loads(result.stdout)
+    assert answer["runs"][0]["violations"] == ["run1-1: a second outcome"]
+
+
+def test_a_half_written_line_is_no_fault(state: Path) -> None:
+    """While the writer is in the middle of a line, the tools read what is there and do not complain."""
+    with (state / "ledger" / segment_name(1)).open("ab") as file:
+        file.write(b'{"t":1.0,"at"')
+    assert run(state, "audit").return_value == 0
+
+
+def rules(state: Path, text: str) -> tuple[int, dict[str, bool]]:
+    """Run the gate with the rules `text`; return its status and what each rule said."""
+    file = state / "rules.toml"
+    file.write_text(text)
+    result = run(state, "--rules", str(file), "--json", command="gate")
+    return result.return_value, {check["rule"]: check["passes"] for check in json.loads(result.stdout)["checks"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ('minimum_sample = 3\nmax_incomplete_streams = "70%"', 0),
+        ('minimum_sample = 3\nmax_incomplete_streams = "60%"', 1),
+        ('minimum_sample = 4\nmax_incomplete_streams = "70%"', 1),
+        ("minimum_sample = 1\nmax_unresolved_executions = 1", 0),
+        ("minimum_sample = 1\nmax_unresolved_executions = 0", 1),
+        ('minimum_sample = 1\nmax_open_age = "10s"', 1),
+        ('minimum_sample = 1\nmax_open_age = "30000d"', 0),
+        ('minimum_sample = 1\nmax_open_age = "30000d"\nrelease = "r2"', 1),
+        ('minimum_sample = 1\nmax_unresolved_executions = 9\nwindow = "1s"', 1),
+    ],
+)
+def test_the_gate_passes_or_fails(state: Path, text: str, status: int) -> None:
+    """Each rule is judged by itself; one that is unmet, or too little data, fails the whole."""
+    found, checks = rules(state, text)
+    assert found == status
+    assert all(checks.values()) == (status == 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("minimum_sample = 1\nmax_opne_age = 3", "max_opne_age: no such rule"),
+        ('max_open_age = "1s"', "minimum_sample is missing"),
+        ("minimum_sample = 1", "no rule that could fail"),
+        ('minimum_sample = 0\nmax_open_age = "x"', "max_open_age = 'x'"),
+        ("minimum_sample = ", "is not TOML"),
+    ],
+)
+def test_bad_rules_are_refused(state: Path, text: str, problem: str) -> None:
+    """A rules file with an unknown key, a bad value or nothing to judge is an error that names it."""
+    with pytest.raises(ConfigError) as caught:
+        rules(state, text)
+    assert problem in str(caught.value)
+
+
+def test_a_missing_ledger_is_said(tmp_path: Path) -> None:
+    """Where no ledger is, the option that says where is named."""
+    with pytest.raises(UsageError, match="--state-dir"):
+        run(tmp_path, "summary")
+
+
+@pytest.mark.parametrize("names", [(), ("8000",), ("8000", "8001")])
+def test_the_only_ledger_is_found(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Without a state directory the only instance's ledger is taken; several are listed, none is said."""
+    for name in names:
+        (tmp_path / "vllm-supervisor" / name / "ledger").mkdir(parents=True)
+    options = GlobalOptions(None, (), None, "vllm", {"XDG_STATE_HOME": str(tmp_path)})
+    result = CliRunner().invoke(ledger, ["audit"], obj=options, standalone_mode=False)
+    if len(names) == 1:
+        assert (result.stdout, result.exception) == ("the ledger is empty\n", None)
+    else:
+        assert isinstance(result.exception, UsageError)
+        assert ("8000, 8001" in str(result.exception)) == (len(names) == 2)

@@ -1,0 +1,189 @@
+"""`serve` and `run`: from the command line to the plan that is carried out."""
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from vllm_supervisor.cli.main import main
+from vllm_supervisor.core.address import TcpAddress, UnixAddress
+from vllm_supervisor.core.engine_command import EngineKind, Transport
+from vllm_supervisor.core.plan import Plan, TlsFiles
+
+SOCKET = UnixAddress("/e.sock")
+
+
+class Place:
+    """A directory with a `vllm`, a model, and the plans that were carried out."""
+
+    def __init__(self, root: Path) -> None:
+        """Lay it out below `root`."""
+        self.root = root
+        self.plans: list[Plan] = []
+        self.vllm = root / "bin" / "vllm"
+        self.vllm.parent.mkdir()
+        self.vllm.write_text("#!/bin/sh\n")
+        self.vllm.chmod(0o755)
+        (root / "model").mkdir()
+        (root / "model" / "config.json").touch()
+
+    def run(self, *words: str) -> int:
+        """Run the command line with directories of its own."""
+        return main(["--set", f"run_dir={self.root}/r", "--set", f"state_dir={self.root}/s", *words])
+
+    def plan(self, *words: str) -> Plan:
+        """Run the command line and return the plan that was carried out."""
+        assert self.run(*words) == 0
+        return self.plans.pop()
+
+
+@pytest.fixture
+def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Give a place where carrying out a plan only keeps it."""
+    made = Place(tmp_path_factory.mktemp("p"))
+    app = types.ModuleType("vllm_supervisor.runtime.app")
+    app.run = lambda plan: made.plans.append(plan) or 0  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, app.__name__, app)
+    monkeypatch.setenv("PATH", str(made.vllm.parent))
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    return made
+
+
+def test_serve(place: Place) -> None:
+    """`serve` takes vLLM from PATH, listens where vLLM would, and gives vLLM a private socket."""
+    plan = place.plan("serve", f"{place.root}/model", "--served-model-name", "tiny", "--foo", "-x", "--", "y")
+    assert (plan.kind, plan.name, plan.model, plan.path_first) == (
+        EngineKind.VLLM,
+        "8000",
+        "tiny",
+        str(place.vllm.parent),
+    )
+    assert plan.listeners == (TcpAddress("", 8000),)
+    assert (plan.tls, plan.root_path, plan.api_key) == (None, "", None)
+    assert plan.command.argv(SOCKET) == [
+        str(place.vllm), "serve", f"{place.root}/model", "--served-model-name", "tiny", "--foo", "-x",
+        "--port", "0", "--uds", "/e.sock", "--", "y",
+    ]  # fmt: skip
+    assert plan.run_dir == place.root / "r"
+    assert (place.root / "s").is_dir()
+
+
+def test_serve_takes_over_what_names_the_front_door(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Socket, TLS, prefix and key of vLLM's options become the front door's, in vLLM's own spellings."""
+    monkeypatch.setenv("VLLM_API_KEY", "env")
+    line = "m --uds /u.sock --ssl_certf=c --root-pa /x --api-key= --api-key b c"
+    plan = place.plan("--name", "n", "serve", *line.split())
+    assert plan.listeners == (UnixAddress("/u.sock"),)
+    assert plan.tls == TlsFiles("c", None, None, 0, None, refresh=False)
+    assert (plan.name, plan.root_path, plan.api_key) == ("n", "/x", "b")
+    assert place.plan("serve", "m").api_key == "env"
+
+
+def test_serve_reads_vllms_file(place: Place) -> None:
+    """Values of vLLM's YAML file count, and lose against the command line."""
+    path = place.root / "v.yaml"
+    path.write_text("port: 9001\nhost: 127.0.0.1\nserved-model-name: [a]\n")
+    assert place.plan("serve", "m", "--config", str(path)).listeners == (TcpAddress("127.0.0.1", 9001),)
+    assert place.plan("serve", "m", "--port=9", "--config", str(path)).listeners == (TcpAddress("127.0.0.1", 9),)
+    assert place.plan("serve", "m", f"--config={path}").listeners == (TcpAddress("", 8000),)
+
+
+def test_serve_with_the_stand_in(place: Place) -> None:
+    """`--engine mock` needs neither vLLM nor a model, and runs our own Python."""
+    plan = place.plan("--engine", "mock", "--set", "engine.command=nothing-here", "serve", "/no/model", "--port", "9")
+    assert (plan.kind, plan.name, plan.path_first) == (EngineKind.MOCK, "9", "")
+    assert plan.command.argv(SOCKET)[:5] == [sys.executable, "-m", "vllm_supervisor.mock", "serve", "/no/model"]
+
+
+def test_serve_over_tcp(place: Place) -> None:
+    """`engine.transport = "tcp"` asks for a port instead of a socket."""
+    plan = place.plan("--set", "engine.transport=tcp", "serve", "m")
+    assert plan.command.transport is Transport.TCP
+    assert plan.command.argv(TcpAddress("127.0.0.1", 5))[-4:] == ["--host", "127.0.0.1", "--port", "5"]
+
+
+@pytest.mark.parametrize("dashes", [["--"], []])
+def test_run(place: Place, dashes: list[str]) -> None:
+    """`run` starts any program, listens where the configuration says, and leaves the program's own dashes alone."""
+    plan = place.plan("--set", "listen.port=9", "run", *dashes, "vllm", "--uds={uds}", "--", "{x}", "-h")
+    assert (plan.kind, plan.listeners, plan.options) == (EngineKind.RUN, (TcpAddress("127.0.0.1", 9),), None)
+    assert plan.command.argv(SOCKET) == [str(place.vllm), "--uds=/e.sock", "--", "{x}", "-h"]
+
+
+def test_config_file_environment_and_set(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan holds the merged configuration and where each value came from."""
+    path = place.root / "c.toml"
+    path.write_text('[drain]\nbudget = "1s"\n[log]\nlevel = "error"\n')
+    monkeypatch.setenv("VLLM_SUPERVISOR_LOG__LEVEL", "debug")
+    plan = place.plan("--config", str(path), "serve", "m")
+    assert (plan.config.drain.budget, plan.config.log.level) == (1.0, "debug")
+    assert (plan.origins["drain.budget"], plan.origins["log.level"]) == (
+        str(path),
+        "environment VLLM_SUPERVISOR_LOG__LEVEL",
+    )
+
+
+def test_secrets_are_not_in_a_printed_plan(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A printed plan shows neither keys nor the environment; the command line is redacted by whoever shows it."""
+    monkeypatch.setenv("VLLM_API_KEY", "hunter2")
+    assert "hunter2" not in repr(place.plan("--set", "engine.env.HF_TOKEN=hunter2", "serve", "m"))
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        ("serve m --port x", 2, "--port 'x': expected a whole number"),
+        ("serve m --headless", 2, "--headless starts engines without an HTTP server"),
+        ("serve m --ssl-keyfile k", 2, "--ssl-keyfile needs --ssl-certfile"),
+        ("serve m --config /no.yaml", 78, "vLLM's --config /no.yaml: No such file or directory"),
+        ("serve /no/model", 78, "model /no/model does not exist"),
+        ("--set engine.command=none serve m", 78, "none is not on PATH; install vLLM, or set engine.command"),
+        ("--set engine.command=/none serve m", 78, "/none does not exist; install vLLM"),
+        ("--set run_dir=/proc/x serve m", 78, "run directory /proc/x cannot be made"),
+        ("--set state_dir=/proc/x serve m", 78, "state directory /proc/x cannot be made"),
+        ("--config /no.toml serve m", 78, "--config /no.toml: No such file or directory"),
+        ("--set a.b=c serve m", 78, "--set: unknown key a.b"),
+        ("--name a/b serve m", 2, "--name a/b: expected up to 40 letters"),
+        ("run", 2, "run: no command"),
+        ("run -- vllm --port 8000", 2, "run: no argument says where the engine shall listen"),
+        ("run -- none {uds}", 78, "none is not on PATH"),
+        ("--engine other serve m", 2, "Invalid value for '--engine'"),
+        ("--bogus", 2, "No such option '--bogus'. (see `vllm-supervisor --help`)"),
+        ("bogus", 2, "No such command 'bogus'."),
+        ("", 2, "Missing command."),
+    ],
+)
+def test_mistakes(place: Place, capsys: pytest.CaptureFixture[str], words: str, status: int, told: str) -> None:
+    """Each mistake is one line that names it, with its status, nothing carried out, and no traceback."""
+    assert place.run(*words.split()) == status
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"vllm-supervisor: {told}")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert place.plans == []
+
+
+def test_many_mistakes(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """All mistakes of a configuration are told at once, a line each."""
+    assert place.run("--set", "a=1", "--set", "drain.budget=x", "serve", "m") == 78
+    assert [line.startswith("vllm-supervisor: --set: ") for line in capsys.readouterr().err.splitlines()] == [
+        True,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    "words", ["serve --help", "serve -h", "serve m --port 9 --help", "serve --help=all", "run --help"]
+)
+def test_help_is_ours(place: Place, capsys: pytest.CaptureFixture[str], words: str) -> None:
+    """A request for help shows ours and starts nothing; that of `serve` says how to see vLLM's."""
+    assert place.run(*words.split()) == 0
+    assert place.plans == []
+    shown = capsys.readouterr().out
+    assert "vllm serve --help=all" in shown or words.startswith("run")
+
+
+def test_help_behind_two_dashes_is_the_engines(place: Place) -> None:
+    """What stands behind `--` is never read as ours."""
+    assert place.plan("run", "--", "vllm", "{uds}", "--", "--help").command.arguments == ("{uds}", "--", "--help")

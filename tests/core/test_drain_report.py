@@ -1,0 +1,76 @@
+"""The drain report: both registers apart, each phase's time, what was cut, and who settles the rest."""
+
+import json
+
+import pytest
+
+from vllm_supervisor.core import drain, drain_report
+from vllm_supervisor.core.drain import DeadlinePassed, DrainFact, DrainState, EngineGone, LateRequest, StopAsked
+from vllm_supervisor.core.drain_report import CutRequest, DrainFacts
+from vllm_supervisor.core.execution import Change
+from vllm_supervisor.core.timeouts import Limits
+from vllm_supervisor.core.words import Evidence, ExecutionState
+
+
+def report(*, engine_gone: bool = True, cut: int = 2, unsettled: int = 1) -> dict[str, object]:
+    """Build the report of a stop that had a second to drain."""
+    limits = Limits(None, "nobody", propagation=0.0, drain=1.0, engine_stop=30.0, documentation=5.0, reserve=5.0)
+    facts: list[tuple[float, DrainFact]] = [
+        (10.0, StopAsked()), (10.25, LateRequest()), (11.0, DeadlinePassed()), (13.0, EngineGone()),
+    ]  # fmt: skip
+    state = DrainState()
+    for now, fact in facts:
+        state, _ = drain.step(state, fact, now, limits)
+    return drain_report.build(
+        state,
+        DrainFacts(
+            run="r",
+            release="v1",
+            requests={"accepted": 3, "completed": 1, "cancelled": 2, "rejected": 1},
+            executions={"completed": 1, "confirmed_stopped": 1, "unknown": 1},
+            cut=[CutRequest(f"r-{n}", "chat", 4.0 + n) for n in range(cut)],
+            unsettled=[Change(f"r-{n}", ExecutionState.UNKNOWN, Evidence.NONE) for n in range(unsettled)],
+            engine_gone=engine_gone,
+            balance_holds=True,
+            evidence_missing=False,
+            status=80,
+        ),
+        13.5,
+    )
+
+
+def test_the_report_holds_what_a_reader_asks() -> None:
+    """Counts of both registers, the time of each stage, late requests and cuts stand in the report, as plain JSON."""
+    found = json.loads(json.dumps(report()))
+    assert found["requests"] == {
+        "accepted": 3, "completed": 1, "failed": 0, "cancelled": 2, "open": 0, "rejected": 1,
+    }  # fmt: skip
+    assert found["executions"]["unknown"] == 1
+    assert found["took_s"] == {"propagating": 0.0, "finishing": 1.0, "stopping": 2.0, "documenting": 0.5}
+    assert found["late_requests"] == {"n": 1, "last_after_s": 0.25}
+    assert (found["cut"]["n"], found["cut"]["by_class"], found["cut"]["oldest_s"]) == (2, {"chat": 2}, 5.0)
+    assert (found["plan"]["drain"], found["status"]) == (1.0, 80)
+
+
+@pytest.mark.parametrize(("gone", "who"), [(True, "the next start"), (False, "the operator")])
+def test_each_open_item_has_somebody(gone: bool, who: str) -> None:
+    """What is not settled names who settles it: the next start, or a person if a process cannot be removed."""
+    found = json.loads(json.dumps(report(engine_gone=gone)))
+    (item,) = found["unsettled"]["items"]
+    assert (item["id"], item["execution"]) == ("r-0", "unknown")
+    assert item["settled_by"].startswith(who)
+
+
+def test_long_lists_are_counted_not_listed() -> None:
+    """However much was cut, the report stays bounded and the count is whole."""
+    found = json.loads(json.dumps(report(cut=5000, unsettled=5000)))
+    assert (found["cut"]["n"], len(found["cut"]["requests"])) == (5000, drain_report.MAX_ITEMS)
+    assert (found["unsettled"]["n"], len(found["unsettled"]["items"])) == (5000, drain_report.MAX_ITEMS)
+
+
+def test_the_log_line_says_both_registers() -> None:
+    """One line holds the counts, the balance and what is not settled."""
+    assert drain_report.line(report()) == (
+        "requests: accepted 3, completed 1, failed 0, cancelled 2, open 0, rejected 1; "
+        "executions: completed 1, confirmed_stopped 1, unknown 1; both ledgers balance; 1 not settled"
+    )

@@ -1,0 +1,249 @@
+"""Every limit and time-out of the front door, and what each tells the client and the ledger."""
+
+import json
+
+import pytest
+import trio
+
+from fakes.door import Client, in_trio, open_door
+from fakes.raw_engine import STREAM_HEAD, Call, chunk, ok, token
+from vllm_supervisor.core.front_door_settings import FrontDoorSettings
+from vllm_supervisor.core.words import ClosedReason
+
+SHORT = 0.15
+
+
+async def _hang(call: Call) -> None:
+    await call.head()
+    await call.gone()
+
+
+@in_trio
+async def test_slow_head_is_given_up():
+    """A head that does not arrive in time is answered 408 and closed, however it trickles."""
+    async with open_door(settings=FrontDoorSettings(head_timeout=SHORT)) as door:
+        client = await door.client()
+        await client.send(b"GET /livez HTTP/1.1\r\n")
+        head, _ = await client.answer()
+        assert head.startswith(b"HTTP/1.1 408 ")
+        client.half_close()
+        assert await client.to_end() == b""
+
+
+@in_trio
+async def test_idle_connection_is_closed_without_a_word():
+    """A connection that asks nothing is closed after the idle time, before and after a request."""
+    async with open_door(settings=FrontDoorSettings(idle_timeout=SHORT)) as door:
+        fresh, used = await door.client(), await door.client()
+        await used.get(b"/livez")
+        await used.answer()
+        assert await fresh.to_end() == b""
+        assert await used.to_end() == b""
+
+
+@in_trio
+async def test_slow_body_ends_its_request():
+    """A body that stops coming: 408, the engine's connection closed, the place given back."""
+    async with open_door(_hang, settings=FrontDoorSettings(body_timeout=SHORT)) as door:
+        client = await door.client()
+        await client.send(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 50\r\n\r\nhalf")
+        head, _ = await client.answer()
+        assert head.startswith(b"HTTP/1.1 408 ")
+        await door.idle()
+        assert door.journal.story == [("cancelled", "body_too_slow", "supervisor", "running", "connection_closed")]
+
+
+@in_trio
+async def test_body_that_waits_for_the_engine_is_not_slow():
+    """A client that cannot send because the engine does not read is not blamed for it."""
+    go = trio.Event()
+
+    async def script(call: Call) -> None:
+        await call.head()
+        await go.wait()
+        await call.read(8_000_000)
+        await call.send(ok(b"{}"))
+
+    async with open_door(script, settings=FrontDoorSettings(body_timeout=SHORT)) as door:
+        client = await door.client()
+
+        async def upload() -> None:
+            await client.send(b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Length: 8000000\r\n\r\n")
+            await client.send(b"x" * 8_000_000)
+
+        door.nursery.start_soon(upload)
+        await door.engine.seen()
+        with trio.move_on_after(3 * SHORT):
+            await client.answer()
+        go.set()
+        assert (await client.answer())[1] == b"{}"
+
+
+@in_trio
+async def test_chunked_body_beyond_the_limit_is_refused():
+    """A body without a length is counted; beyond the limit: 413, and the engine's connection is closed."""
+    async with open_door(_hang, settings=FrontDoorSettings(max_body=10)) as door:
+        client = await door.client()
+        await client.send(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await door.engine.seen()
+        await client.send(chunk(b"x" * 6) + chunk(b"x" * 6))
+        head, _ = await client.answer()
+        assert head.startswith(b"HTTP/1.1 413 ")
+        await door.idle()
+        assert door.journal.outcomes[0].why == "body_too_large"
+
+
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"])
+@in_trio
+async def test_large_head_is_refused(end: bytes):
+    """A head beyond the limit is answered 431, whether or not it ever ends."""
+    async with open_door(settings=FrontDoorSettings(max_head=2000)) as door:
+        client = await door.client()
+        await client.send(b"GET /v1/models HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 2000 + end)
+        assert (await client.answer())[0].startswith(b"HTTP/1.1 431 ")
+        assert door.engine.calls == 0
+
+
+@in_trio
+async def test_client_that_takes_nothing_is_given_up():
+    """A client that does not read its answer is cut after the stall time, and the engine is freed."""
+    freed = trio.Event()
+
+    async def script(call: Call) -> None:
+        await call.request()
+        await call.send(STREAM_HEAD)
+        try:
+            while True:
+                await call.send(token(b"x" * 60000))
+        finally:
+            freed.set()
+
+    async with open_door(script, settings=FrontDoorSettings(client_stall_timeout=SHORT)) as door:
+        client = await door.client()
+        await client.post(b"/v1/completions")
+        await freed.wait()
+        await door.idle()
+        assert door.journal.story == [("cancelled", "client_stalled", "supervisor", "running", "connection_closed")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@in_trio
+async def test_deadline_of_the_caller(stream: bool):
+    """A request beyond its deadline ends as cancelled: 504, or an error event in a stream."""
+
+    async def script(call: Call) -> None:
+        await call.request()
+        if stream:
+            await call.send(STREAM_HEAD + token())
+        await call.gone()
+
+    async with open_door(script, settings=FrontDoorSettings(request_deadline=SHORT)) as door:
+        client = await door.client()
+        await client.post(b"/v1/completions")
+        answer = await client.to_end()
+        assert b'"code": "deadline"' in answer
+        assert answer.startswith(b"HTTP/1.1 200 " if stream else b"HTTP/1.1 504 ")
+        await door.idle()
+        assert door.journal.story == [("cancelled", "deadline", "supervisor", "running", "connection_closed")]
+
+
+@in_trio
+async def test_held_request_goes_when_admission_opens():
+    """With `hold` a request waits for a starting engine and is then admitted like any other."""
+    async with open_door(up=False, settings=FrontDoorSettings(hold=10)) as door:
+        client = await door.client()
+        await client.post(b"/v1/completions")
+        with trio.move_on_after(0.05):
+            await client.answer()
+        from vllm_supervisor.core.address import UnixAddress
+
+        door.upstreams.point_at(UnixAddress(door.engine.path), 5)
+        door.gate.reopen(ClosedReason.STARTING)
+        assert (await client.answer())[0].startswith(b"HTTP/1.1 200 ")
+        assert door.gate.counts.accepted == 1
+
+
+@in_trio
+async def test_held_request_is_refused_in_the_end_or_when_the_reason_changes():
+    """Holding ends: after its time, and at once when waiting has no point any more."""
+    async with open_door(up=False, settings=FrontDoorSettings(hold=SHORT)) as door:
+        client = await door.client()
+        await client.post(b"/v1/completions")
+        _, body = await client.answer()
+        assert json.loads(body)["error"]["code"] == "engine_starting"
+        assert door.journal.rejections == [("completions", "engine_starting")]
+
+
+@in_trio
+async def test_held_request_leaves_with_its_client():
+    """A client that goes while it is held takes no place."""
+    async with open_door(up=False, settings=FrontDoorSettings(hold=10)) as door:
+        client = await door.client()
+        await client.post(b"/v1/completions")
+        with trio.move_on_after(0.05):
+            await client.answer()
+        await client.close()
+        while door.front.connections:
+            await trio.lowlevel.checkpoint()
+        door.gate.reopen(ClosedReason.STARTING)
+        assert door.gate.counts.accepted == 0
+
+
+@in_trio
+async def test_at_the_limit_the_longest_waiting_connection_makes_room():
+    """Beyond the limit of connections the oldest one without a request is closed; the newest is served."""
+    async with open_door(settings=FrontDoorSettings(max_connections=3)) as door:
+        oldest, second, third = [await _alive(await door.client()) for _ in range(3)]
+        await second.send(b"GET /livez HTTP/1.1\r\nHost: a\r\n")
+        newest = await _alive(await door.client())
+        assert await oldest.to_end() == b""
+        for client in (third, newest):
+            await _alive(client)
+
+
+@in_trio
+async def test_busy_connections_are_never_evicted_and_health_still_answers():
+    """With every connection busy, one more is served health paths and is told 429 for anything else."""
+    async with open_door(_hang, settings=FrontDoorSettings(max_connections=2)) as door:
+        busy = [await door.client() for _ in range(2)]
+        for client in busy:
+            await client.post(b"/v1/completions")
+        await door.engine.seen(2)
+        extra = await door.client()
+        await _alive(extra, fields=b"Connection: close\r\n")
+        another = await door.client()
+        await another.post(b"/v1/completions")
+        head, body = await another.answer()
+        assert head.startswith(b"HTTP/1.1 429 ")
+        assert json.loads(body)["error"]["code"] == "saturated"
+        assert door.journal.rejections == [("completions", "saturated")]
+        assert door.gate.in_flight == 2
+
+
+@in_trio
+async def test_health_answers_at_once_under_an_attack_of_slow_heads():
+    """Hundreds of connections that never finish their heads do not slow a health path down."""
+    async with open_door(settings=FrontDoorSettings(max_connections=100)) as door:
+        for _ in range(300):
+            slow = await door.client()
+            await slow.send(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nX: ")
+        for _ in range(20):
+            with trio.fail_after(0.5):
+                await _alive(await door.client())
+
+
+async def _alive(client: Client, fields: bytes = b"") -> Client:
+    await client.get(b"/livez", fields)
+    assert (await client.answer())[0].startswith(b"HTTP/1.1 200 ")
+    return client
+
+
+@in_trio
+async def test_kubelet_on_health_is_told_once_what_to_do():
+    """A kubelet's probe that reads 503 on /health logs the mend, and only the first time."""
+    async with open_door(up=False) as door:
+        client = await door.client()
+        for _ in range(2):
+            await client.get(b"/health", b"User-Agent: kube-probe/1.30\r\n")
+            assert (await client.answer())[0].startswith(b"HTTP/1.1 503 ")
+        assert sum("kubelet" in entry["event"] for entry in door.log) == 1
