@@ -193,6 +193,7 @@ class Exchange:
             running = judged.running
             verdict = judged if ending is Ending.ANSWERED else Judgement(meaning.outcome, meaning.why, judged.marker)
         journal = self._desk.journal
+        journal.execution(request.id, *_execution(relay, ending, running=running))
         first = request.first_byte_at
         journal.outcome(
             RequestOutcome(
@@ -209,7 +210,6 @@ class Exchange:
                 marker=verdict.marker,
             )
         )
-        journal.execution(request.id, *_execution(relay, ending, running=running))
 
 
 def _execution(relay: Relay, ending: Ending, *, running: bool) -> tuple[ExecutionState, Evidence]:
