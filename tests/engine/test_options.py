@@ -61,9 +61,10 @@ def test_mixed_spellings_and_a_yaml_file_land_on_the_address(
 def expect_refusal(supervisor: Supervisor, *words: str) -> None:
     """Fail unless the command ends with 78 and its last line holds `words`."""
     assert supervisor.ends(within=START) == 78, supervisor.words()
-    last = [line for line in supervisor.err.text.splitlines() if line.strip()][-1]
+    last = supervisor.screen()[-1]
     for word in words:
         assert word in last, supervisor.words()
+    assert "Traceback" not in supervisor.err.text
 
 
 def test_an_option_that_vllm_does_not_know_ends_the_command(engine: TinyEngine, account: Account) -> None:
@@ -74,10 +75,10 @@ def test_an_option_that_vllm_does_not_know_ends_the_command(engine: TinyEngine, 
     account.expect_nothing_left()
 
 
-def test_a_model_that_does_not_exist_ends_the_command(engine: TinyEngine, account: Account) -> None:
-    """On a terminal a missing model ends the command with 78; its last line names the model."""
-    missing = TinyEngine(engine.vllm, Path("/nonexistent/model"))
-    supervisor, client = missing.serve(account, terminal=True)
+def test_a_folder_without_a_model_ends_the_command(engine: TinyEngine, account: Account, tmp_path: Path) -> None:
+    """On a terminal a folder that holds no model ends the command with 78; its last line says what vLLM says."""
+    empty = TinyEngine(engine.vllm, tmp_path)
+    supervisor, client = empty.serve(account, terminal=True)
     client.close()
-    expect_refusal(supervisor, "/nonexistent/model")
+    expect_refusal(supervisor, str(tmp_path))
     account.expect_nothing_left()

@@ -264,14 +264,17 @@ class Supervisor:
 
     async def _tick(self) -> None:
         show = LoadShow(self._world.terminal)
-        while True:
-            await trio.sleep(TICK)
-            self._journal.tick()
-            state = self._loop.state
-            line = show.tick(state, self._room.current)
-            if line:
-                self._log.info("loading", sentence=line)
-            self._service.after(state)
+        try:
+            while True:
+                await trio.sleep(TICK)
+                self._journal.tick()
+                state = self._loop.state
+                line = show.tick(state, self._room.current)
+                if line:
+                    self._log.info("loading", sentence=line)
+                self._service.after(state)
+        finally:
+            show.clear()
 
     # -- what the loop wants done ------------------------------------------------------------------------------------
 
@@ -340,7 +343,8 @@ class Supervisor:
     async def _write_down(self) -> None:
         state = self._loop.state
         _, line = await self._books.close(state, self._hands.cut, self._world.policy.limits.documentation)
-        self._say("ended", line)
+        # The last line on a terminal is the one that is read: it says why we gave up.
+        self._say("ended", f"{line}; gave up: {state.problem}" if state.give_up_status else line)
         self._loop.tell(facts.Documented())
 
     # -- what others ask ---------------------------------------------------------------------------------------------
