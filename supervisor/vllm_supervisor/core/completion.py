@@ -31,7 +31,6 @@ _OVERLAP = 64  # longer than any key and value searched for in pieces
 
 _COLON = rb"[ \t]{0,4}:[ \t]{0,4}"  # bounded, so that a match always fits the overlap, and never spans two lines
 _ABORTED = re.compile(rb'"finish_reason"' + _COLON + rb'"abort"')
-_FINISHED = re.compile(rb'"finish_reason"' + _COLON + rb'"')
 _STOP_REASON = re.compile(rb'"stop_reason"' + _COLON + rb'"')
 _FINAL_RESPONSE = re.compile(rb'"type"' + _COLON + rb'"response\.(completed|incomplete|failed|cancelled)"')
 
@@ -56,7 +55,13 @@ class Judge(Protocol):
         """Judge a body whose framing ended cleanly."""
 
 
+_PLAINLY = Judgement(Outcome.COMPLETED)
+_WITH_DONE = Judgement(Outcome.COMPLETED, marker="[DONE]")
+
+
 def _completed(marker: str = "", *, running: bool = False) -> Judgement:
+    if not marker and not running:
+        return _PLAINLY
     return Judgement(Outcome.COMPLETED, marker=marker, running=running)
 
 
@@ -115,10 +120,10 @@ class _ChoiceStream(EventLines):
         first = lines.count(b'"index":0')
         if (
             lines.count(b'"index":') == first
+            and lines.count(b'"finish_reason":') == lines.count(b'"finish_reason":null')
             and b'error"' not in lines
             and b"[DONE]" not in lines
             and b"event:" not in lines
-            and _FINISHED.search(lines) is None
         ):
             if first:
                 self._seen.add(0)
@@ -168,7 +173,7 @@ class _ChoiceStream(EventLines):
         missing = not self._seen or self._finished != self._seen
         if missing or (self._asked is not None and len(self._finished) < self._asked):
             return _failed("no_finish_reason", marker)
-        return _completed(marker)
+        return _WITH_DONE
 
 
 class _ResponseStream(EventLines):
@@ -302,9 +307,12 @@ _RESPONSE_STATES = frozenset({"completed", "incomplete", "queued", "in_progress"
 
 def _parsed(payload: bytes) -> Any:
     try:
-        return json.loads(payload)
+        return _DECODER.decode(payload.decode())
     except (ValueError, RecursionError):
         return None
+
+
+_DECODER = json.JSONDecoder()
 
 
 def _is_error(event: Any) -> bool:
