@@ -226,7 +226,7 @@ class Watch:
             probing=prober.probing,
             possible=prober.possible and self._state().node is Node.READY,
             last_at=prober.last_at if prober.last_at is not None else self._state().ready_at,
-            urgent=judgement.wants_probe,
+            urgent=judgement.wants_probe and judgement.verdict not in QUIET,
         )
         match probe_policy.decide(view, now, self._probe_interval):
             case ProbeOrder.SEND:
