@@ -1,5 +1,6 @@
 """The beacon's writer and reader against each other, with a stand-in for vLLM's scheduler."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -309,3 +310,15 @@ def test_the_plugin_is_found_from_its_bare_directory(tmp_path: Path, told: bool,
     assert done.stderr == ""
     assert done.stdout.split()[0] == answer
     assert done.stdout.split()[1] != "_Watch"
+
+
+def test_the_plugin_is_readable_by_every_python_vllm_runs_on() -> None:
+    """The plugin's syntax is that of Python 3.9, and it imports nothing but the standard library."""
+    tree = ast.parse(Path(vsup_beacon.__file__).read_text(encoding="utf-8"), feature_version=(3, 9))
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }
+    assert imported <= sys.stdlib_module_names

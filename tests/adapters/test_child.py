@@ -149,11 +149,11 @@ async def test_a_stolen_status_is_a_fault() -> None:
     os.close(child.stderr)
 
 
-@pytest.mark.parametrize(
-    ("path", "code"), [("/nonexistent/vllm", errno.ENOENT), ("/etc/passwd", errno.EACCES), ("/", errno.EACCES)]
-)
-def test_a_program_that_cannot_start_is_named(path: str, code: int) -> None:
+@pytest.mark.parametrize(("name", "code"), [("missing", errno.ENOENT), ("plain", errno.EACCES), (".", errno.EACCES)])
+def test_a_program_that_cannot_start_is_named(tmp_path: Path, name: str, code: int) -> None:
     """The kernel's refusal is told with its number and path, and no descriptor is left open."""
+    (tmp_path / "plain").write_text("not executable")
+    path = str(tmp_path / name)
     before = open_descriptors()
     with pytest.raises(SpawnError) as caught:
         spawn([path], {})

@@ -70,7 +70,6 @@ def listening_six() -> subprocess.Popen[str]:
         (TcpAddress("127.0.0.1", 70000), "not between 0 and 65535"),
         (UnixAddress("/nonexistent/sock"), "No such file"),
         (UnixAddress("/tmp/" + "x" * 120), "longer than 107"),
-        (UnixAddress("/etc/passwd"), "no socket"),
     ],
 )
 def test_a_refusal_says_what_to_change(address: TcpAddress | UnixAddress, says: str) -> None:
@@ -108,6 +107,27 @@ def test_a_unix_socket_has_its_mode(tmp_path: Path) -> None:
                 client.connect(str(path))
     finally:
         os.umask(before)
+
+
+def test_a_file_that_is_no_socket_is_kept(tmp_path: Path) -> None:
+    """A path that holds something else is refused, and the file stays."""
+    path = tmp_path / "precious"
+    path.write_text("kept")
+    with pytest.raises(SetupError, match="is no socket; choose another path"):
+        listen(UnixAddress(str(path)))
+    assert path.read_text() == "kept"
+
+
+def test_a_unix_socket_is_never_wider_than_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is born with its mode: there is no moment in which others could connect."""
+    born: list[int] = []
+    monkeypatch.setattr(Path, "chmod", lambda path, _mode: born.append(stat.S_IMODE(path.stat().st_mode)))
+    before = os.umask(0)
+    try:
+        listen(UnixAddress(str(tmp_path / "s")), mode=0o600).close()
+    finally:
+        os.umask(before)
+    assert born == [0o600]
 
 
 def test_a_living_unix_socket_is_not_replaced(tmp_path: Path) -> None:

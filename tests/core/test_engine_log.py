@@ -55,6 +55,19 @@ def test_the_root_cause_of_a_failed_start_is_named(name: str) -> None:
     assert any(block in line for line in error.lines)
 
 
+def test_a_killed_core_leaves_only_a_wrapper() -> None:
+    """When EngineCore was killed the API server says that it is dead, and nobody says why: that is told as it is."""
+    error = recorded("core-killed").error()
+    assert error is not None
+    assert error.wrapper
+    assert error.cause.startswith("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
+
+
+def test_an_orderly_life_has_no_error() -> None:
+    """The lines of a good start, up to the KILL of the main process, hold no error."""
+    assert recorded("main-killed").error() is None
+
+
 @pytest.mark.parametrize(
     ("raw", "line"),
     [

@@ -5,6 +5,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -50,17 +51,21 @@ def test_while_it_loads_every_path_answers_and_then_it_serves(served: tuple[Supe
         assert client.get(path).status_code == 200, path
 
 
-def test_the_engine_listens_on_a_private_socket_only(served: tuple[Supervisor, Client]) -> None:
-    """No process of the engine holds a TCP listener: nobody can reach it past the front door."""
-    supervisor, _ = served
+def test_the_engine_listens_on_a_private_socket_only(served: tuple[Supervisor, Client], account: Account) -> None:
+    """The engine's HTTP is on a Unix socket in the private run directory; nothing of it listens beyond loopback."""
+    supervisor, client = served
+    argv = supervisor.named("vllm").cmdline()
+    socket = Path(argv[len(argv) - argv[::-1].index("--uds")])
+    assert socket.is_relative_to(account.home / "run")
+    assert socket.is_socket()
+    assert socket.parent.stat().st_mode & 0o077 == 0
     listeners = [
-        connection
+        connection.laddr
         for process in supervisor.descendants()
         for connection in process.net_connections(kind="tcp")
-        if connection.status == "LISTEN" and connection.laddr.ip not in {"127.0.0.1", "::1"}
+        if connection.status == "LISTEN"
     ]
-    assert not listeners
-    assert "--uds=" in " ".join(supervisor.named("vllm").cmdline())
+    assert all(ip in {"127.0.0.1", "::1"} and port != client.port for ip, port in listeners), listeners
 
 
 def test_metrics_hold_the_engines_series_and_ours(served: tuple[Supervisor, Client]) -> None:
@@ -122,9 +127,9 @@ def test_a_stop_in_the_middle_of_the_load_ends_within_the_stop_budget(engine: Ti
     """A loading vLLM ignores TERM; the supervisor kills it after 5 s, exits 0, and no process is left."""
     supervisor, client = engine.serve(account)
     with client:
-        supervisor.named("VLLM::EngineCore")
+        supervisor.named("VLLM::EngineCore", within=START)
         asked = time.monotonic()
         supervisor.signal(signal.SIGTERM)
         assert supervisor.ends(within=20.0) == 0, supervisor.words()
-        assert time.monotonic() - asked < 10.0
+        assert time.monotonic() - asked < 15.0  # 5 s for the engine, the rest for a busy machine
     account.expect_nothing_left()

@@ -49,8 +49,8 @@ async def main() -> None:
         for code in range(50):
             child = spawn(["/bin/sh", "-c", f"sleep 0.{code % 7}; exit {code}"], {})
             nursery.start_soon(own, str(code), child)
-        # 100 ended at once, 100 later; their 102 parents end as orphans too, or are read by nobody.
-        while reaped[3] < 100 + 20 or sum(reaped.values()) < 301 or len(statuses) < 51:
+        # 100 ended at once, 100 later, and the 101 parents between; the owned ones are awaited by leaving the nursery.
+        while sum(reaped.values()) < 301:
             await signals.receive()
             reaped.update(one.status for one in reaper.reap())
     left = sorted(_children())

@@ -10,12 +10,14 @@ Rules:
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 import uuid
@@ -202,6 +204,7 @@ class Supervisor:
         argv = [*command(), *args]
         if terminal:
             master, slave = os.openpty()
+            termios.tcsetwinsize(slave, (40, 120))
             self._terminal = os.fdopen(os.dup(master), "wb", buffering=0)
             # setsid(1) makes the terminal the controlling one and becomes the command: the pid stays.
             on_it = ["setsid", "--ctty", *argv]
@@ -241,6 +244,12 @@ class Supervisor:
         lines = self.err.text.splitlines()
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
+    def screen(self) -> list[str]:
+        """Give the lines that a person sees on its terminal: erased status lines and colours are gone."""
+        lines = [line.rpartition("\x1b[K")[2].strip("\r") for line in self.err.text.split("\n")]
+        shown = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in lines]
+        return [line for line in shown if line.strip()]
+
     def descendants(self) -> list[psutil.Process]:
         """Give its living descendants."""
         try:
@@ -248,7 +257,7 @@ class Supervisor:
         except psutil.NoSuchProcess:
             return []
 
-    def named(self, name: str) -> psutil.Process:
+    def named(self, name: str, *, within: float = 10.0) -> psutil.Process:
         """Wait for a descendant whose name (cut at 15 characters by the kernel) begins with `name`."""
 
         def look() -> psutil.Process | None:
@@ -258,7 +267,7 @@ class Supervisor:
                         return process
             return None
 
-        return self.until(look, within=60.0, what=f"a process named {name}")
+        return self.until(look, within=within, what=f"a process named {name}")
 
     # -- waiting -----------------------------------------------------------------------------------------------
 
@@ -318,6 +327,7 @@ class Client:
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         """Speak to `host`:`port`; connections are not kept, so that a drain is not held open by the test itself."""
+        self.port = port
         self.url = f"http://{host}:{port}"
         self._http = httpx.Client(base_url=self.url, timeout=60.0, headers={"Connection": "close"}, trust_env=False)
 

@@ -80,6 +80,23 @@ def test_a_wrong_command_line_exits_2(account: Account) -> None:
     assert "Traceback" not in supervisor.err.text
 
 
+def test_a_model_folder_that_is_not_there_is_told_before_anything_starts(account: Account) -> None:
+    """A path that does not exist is no model: one line that names it, and no engine was started."""
+    own = ("--set", "engine.command=/bin/false")
+    argv = ("serve", "/nonexistent/model", "--host", "127.0.0.1", "--port", str(free_port()))
+    expect_one_line(account.start(*own, *argv), 78, "/nonexistent/model")
+    account.expect_nothing_left()
+
+
+def test_on_a_terminal_an_option_the_engine_refuses_ends_the_command(account: Account) -> None:
+    """The engine's usage error is not tried again: 78, the reason in the last line on the screen, nothing left."""
+    supervisor = account.start(*SERVE, "--port", str(free_port()), "--mock-no-such-option", terminal=True)
+    assert supervisor.ends(within=15.0) == 78, supervisor.words()
+    assert "--mock-no-such-option" in supervisor.screen()[-1], supervisor.screen()
+    assert "Traceback" not in supervisor.err.text
+    account.expect_nothing_left()
+
+
 def test_the_second_supervisor_on_a_state_directory_names_the_first(account: Account, tmp_path: Path) -> None:
     """The lock of the state directory: the second one exits 78 and says which process holds it."""
     state = ("--set", f"state_dir={tmp_path / 'state'}")

@@ -183,8 +183,7 @@ def test_requests_beyond_the_slots_wait_and_leave_with_their_clients(engine: Moc
     assert engine.metric("vllm:num_requests_running") == 2
     for stream in streams:
         stream.close()
-    until(lambda: engine.metric("vllm:num_requests_running") == 0)
-    assert engine.metric("vllm:num_requests_waiting") == 0
+    until(lambda: engine.metric("vllm:num_requests_waiting") == 0 and engine.metric("vllm:num_requests_running") == 0)
     assert engine.metric("vllm:request_success_total", finished_reason="abort") == before
 
 

@@ -381,4 +381,4 @@ async def test_front_door_taken_down_accounts_for_what_is_open():
         await door.engine.seen()
         door.server.cancel()
         await door.idle()
-        assert door.journal.story == [("failed", "stopped", "supervisor", "running", "connection_closed")]
+        assert door.journal.story == [("cancelled", "stopped", "supervisor", "running", "connection_closed")]

@@ -107,6 +107,19 @@ def test_recovery_reads_from_the_oldest_open_segment(tmp_path: Path) -> None:
     assert audit(ledger_reader.fold(tmp_path)).holds
 
 
+def test_a_settled_ledger_is_not_read_again(tmp_path: Path) -> None:
+    """After a balance that leaves nothing unsettled a start reads one line; after one that does, it reads on."""
+    lose_a_run(tmp_path)
+    start_again(tmp_path, Fate.UNPROVEN, run="second")
+    assert ledger_reader.first_needed(tmp_path) == 1
+    start_again(tmp_path, Fate.GONE, run="third")
+    assert ledger_reader.first_needed(tmp_path) == 2
+    lose_a_run(tmp_path, "fourth")
+    assert ledger_reader.first_needed(tmp_path, "fourth") == 2
+    assert ledger_reader.first_needed(tmp_path) == 1
+    assert start_again(tmp_path, run="fifth").opened == 2
+
+
 def test_deleted_segments_are_missing_evidence(tmp_path: Path) -> None:
     """A hole in the segments is reported, blamed on nobody, and recovery still closes the rest."""
     lose_a_run(tmp_path, requests=60, segment_bytes=2000)

@@ -13,6 +13,7 @@ from vllm_supervisor.core.accounts import Fold
 from vllm_supervisor.core.ledger import Record, parse, segment_name, segment_number
 
 _BUFFER = 1 << 20  # bytes read at once
+_TAIL = 16 * 1024  # the last lines of a run are in it
 _LONGEST_LINE = 1 << 20  # more without a newline is garbage, read in pieces
 
 
@@ -51,12 +52,32 @@ def fold(directory: Path, *, first: int = 0, since: str = "") -> Fold:
     return accounts
 
 
-def first_needed(directory: Path) -> int:
+def last_record(directory: Path, number: int, me: str) -> Record | None:
+    """Read the last whole line of a segment that the run `me` has not written; None if it is not near the end."""
+    try:
+        with (directory / segment_name(number)).open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL))
+            lines = file.read().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return None
+    for line in reversed(lines):
+        record = parse(line)
+        if record is None or record["run"] != me:
+            return record
+    return None
+
+
+def first_needed(directory: Path, me: str = "") -> int:
     """Find the segment from which on a fold knows every id that is still open; 0 for an empty ledger.
 
-    Each further segment begins with a line that names it; only the newest such line counts.
+    Each further segment begins with a line that names it; only the newest such line counts. A ledger that ends with a
+    balance after which nothing is unsettled needs none: the number after the newest. What the run `me` has written since does not count.
     """
     numbers = segments(directory)
+    last = last_record(directory, numbers[-1], me) if numbers else None
+    if last is not None and last["event"] == "balance" and last.get("settled") is True:
+        return numbers[-1] + 1
     for number in reversed(numbers):
         try:
             with (directory / segment_name(number)).open("rb") as file:

@@ -236,14 +236,14 @@ def _wrap(module: Any, directory: str) -> None:
 
 
 def _after(method: Callable[..., Any], report: Callable[..., None]) -> Callable[..., Any]:
-    """Return `method` followed by `report(beacon, scheduler, result, *args)`; a fault in the report ends the reports."""
+    """Return `method` followed by `report(beacon, scheduler, result, arguments)`; a fault in it ends the reports."""
 
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = method(self, *args, **kwargs)
         beacon = self._vsup_beacon
         if beacon is not None:
             try:
-                report(beacon, self, result, *args, **kwargs)
+                report(beacon, self, result, args or tuple(kwargs.values()))
             except Exception:  # noqa: BLE001 - nothing of ours may ever disturb the engine
                 _give_up(self, beacon)
         return result
@@ -266,22 +266,23 @@ def _counts(scheduler: Any) -> tuple[int, int]:
     return running, max(0, waiting - getattr(scheduler, "num_waiting_for_streaming_input", 0))
 
 
-def _on_schedule(beacon: Beacon, scheduler: Any, output: Any, *_args: Any, **_kwargs: Any) -> None:
+def _on_schedule(beacon: Beacon, scheduler: Any, output: Any, _arguments: tuple[Any, ...]) -> None:
     tokens = output.total_num_scheduled_tokens
     beacon.begun(tokens, has_prefill(output, tokens), _counts(scheduler))
 
 
-def _on_update(beacon: Beacon, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
+def _on_update(beacon: Beacon, scheduler: Any, _result: Any, _arguments: tuple[Any, ...]) -> None:
     beacon.ended(_counts(scheduler))
 
 
-def _on_add(beacon: Beacon, scheduler: Any, _result: Any, request: Any) -> None:
-    beacon.event(ADDED, request.request_id, "", 0, _counts(scheduler))
+def _on_add(beacon: Beacon, scheduler: Any, _result: Any, arguments: tuple[Any, ...]) -> None:
+    beacon.event(ADDED, arguments[0].request_id, "", 0, _counts(scheduler))
 
 
-def _on_free(beacon: Beacon, scheduler: Any, _result: Any, request: Any, *_args: Any, **_kwargs: Any) -> None:
+def _on_free(beacon: Beacon, scheduler: Any, _result: Any, arguments: tuple[Any, ...]) -> None:
+    request = arguments[0]
     beacon.event(FINISHED, request.request_id, request.status.name, request.num_output_tokens, _counts(scheduler))
 
 
-def _on_pause(beacon: Beacon, _scheduler: Any, _result: Any, state: Any) -> None:
-    beacon.paused(state.name != "UNPAUSED")
+def _on_pause(beacon: Beacon, _scheduler: Any, _result: Any, arguments: tuple[Any, ...]) -> None:
+    beacon.paused(arguments[0].name != "UNPAUSED")

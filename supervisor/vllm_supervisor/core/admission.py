@@ -88,6 +88,7 @@ class Gate:
         self._sentences: dict[ClosedReason, str] = {}
         self._on_release: list[Callable[[OpenRequest], None]] = []
         self._on_open: list[Callable[[], None]] = []
+        self._on_admit: list[Callable[[], None]] = []
 
     # -- who may come in ---------------------------------------------------------------------------------------
 
@@ -105,6 +106,10 @@ class Gate:
         if was_closed and not self._closed:
             for listener in self._on_open:
                 listener()
+
+    def on_admit(self, listener: Callable[[], None]) -> None:
+        """Call `listener` with each admitted request, before anything else happens to it (a probe is withdrawn)."""
+        self._on_admit.append(listener)
 
     def on_open(self, listener: Callable[[], None]) -> None:
         """Call `listener` each time admission opens (held requests wait for it)."""
@@ -137,6 +142,8 @@ class Gate:
         if rejection is not None:
             self.counts.rejected += 1
             return rejection
+        for listener in self._on_admit:
+            listener()
         request = OpenRequest(self._new_id(), request_class, now)
         self.open[request.id] = request
         self.counts.accepted += 1

@@ -163,6 +163,20 @@ def list_of(item: Kind) -> Kind:
     return Kind("list", expects, parse, show, {"type": "array", "items": item.schema})
 
 
+def pair_of(item: Kind) -> Kind:
+    """Make the kind of lists of exactly two of `item`."""
+    kind = list_of(item)
+    expects = f"a list of two; each entry {item.expects}"
+
+    def parse(value: object) -> tuple[Any, ...]:
+        entries: tuple[Any, ...] = kind.parse(value)
+        if len(entries) != 2:
+            raise BadValueError(f"expected {expects}")
+        return entries
+
+    return dataclasses.replace(kind, expects=expects, parse=parse)
+
+
 def _list_from_text(text: str) -> object:
     text = text.strip()
     if text.startswith("["):

@@ -21,6 +21,7 @@ from vllm_supervisor.core.config_kinds import (
     integer,
     list_of,
     or_word,
+    pair_of,
     setting,
 )
 
@@ -38,6 +39,9 @@ class EngineConfig:
         choice("uds", "tcp"), "uds", "how we reach the engine; tcp: a free loopback port"
     )
     env: dict[str, str] = setting(TABLE, {}, "variables added for the engine")  # noqa: RUF009  # it makes a factory
+    beacon: Literal["auto", "off", "require"] = setting(
+        choice("auto", "off", "require"), "auto", "true engine steps through a plugin: when it works, never, or always"
+    )
     ready_probe: bool = setting(BOOL, default=True, doc="ready only after a first one-token completion")
     start_timeout: float = setting(_TIME, "30m", "longest load without visible progress")
     stop_grace: float = setting(DURATION, "30s", "from TERM to KILL")
@@ -77,6 +81,30 @@ class FrontDoorConfig:
         choice("ready", "alive"), "ready", "what /health and /ping tell: readiness, or liveness"
     )
     allow_paths: tuple[str, ...] = setting(list_of(STR), [], "dangerous paths of the engine that may pass")
+
+
+@dataclass(frozen=True, slots=True)
+class HealthConfig:
+    """The judgement: how often it looks, how long it waits, when it probes."""
+
+    interval: float = setting(_TIME, "5s", "between two looks at the engine")
+    waits: tuple[float, float] = setting(
+        pair_of(_TIME), ["150s", "150s"], "demand without progress: until suspect, and from there until stuck"
+    )
+    waits_slow: tuple[float, float] = setting(
+        pair_of(_TIME), ["360s", "360s"], "the same for prefill steps, metrics alone, and the first 10 minutes"
+    )
+    compile_extension: float = setting(DURATION, "10m", "added once to the waits while compilers run")
+    probe_interval: float = setting(DURATION, "60s", "between probes of an idle engine; 0: never probe")
+    failing_after: float = setting(_TIME, "30s", "errors in a row for this long, without a success: failing")
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentsConfig:
+    """Evidence bundles."""
+
+    keep: int = setting(integer(1, 10_000), 20, "bundles kept")
+    max_size: int = setting(_AMOUNT, "200MiB", "size of all bundles")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +200,9 @@ class Config:
     listen: ListenConfig = field(default_factory=ListenConfig)
     control: ControlConfig = field(default_factory=ControlConfig)
     front_door: FrontDoorConfig = field(default_factory=FrontDoorConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
     restart: RestartConfig = field(default_factory=RestartConfig)
+    incidents: IncidentsConfig = field(default_factory=IncidentsConfig)
     drain: DrainConfig = field(default_factory=DrainConfig)
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
     systemd: SystemdConfig = field(default_factory=SystemdConfig)

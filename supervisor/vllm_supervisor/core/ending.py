@@ -53,13 +53,13 @@ MEANINGS: dict[Ending, Meaning] = {
         Outcome.CANCELLED, "deadline", EndedBy.SUPERVISOR, 504, "the request's time limit has passed"
     ),
     Ending.DRAIN_DEADLINE: Meaning(
-        Outcome.FAILED,
+        Outcome.CANCELLED,
         "drain_deadline",
         EndedBy.SUPERVISOR,
         503,
         "the server stops and this request did not end in time",
     ),
-    Ending.STOPPED: Meaning(Outcome.FAILED, "stopped", EndedBy.SUPERVISOR),
+    Ending.STOPPED: Meaning(Outcome.CANCELLED, "stopped", EndedBy.SUPERVISOR),
 }
 
 CUTS: dict[Cut, Ending] = {Cut.DRAIN_DEADLINE: Ending.DRAIN_DEADLINE, Cut.ENGINE_FAILED: Ending.ENGINE_FAILED}

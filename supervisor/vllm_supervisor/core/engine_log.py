@@ -99,8 +99,8 @@ class ErrorBlock:
 
     @property
     def cause(self) -> str:
-        """The first exception or error that is no wrapper, else the first at all, on one line."""
-        return next((cause for cause in self.causes if not is_wrapper(cause)), self.causes[0] if self.causes else "")
+        """The first exception or error that is no wrapper, else the last of the wrappers, on one line."""
+        return next((cause for cause in self.causes if not is_wrapper(cause)), self.causes[-1] if self.causes else "")
 
     @property
     def wrapper(self) -> bool:

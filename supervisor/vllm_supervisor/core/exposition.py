@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from vllm_supervisor.core.admission import CODES, SATURATED
+from vllm_supervisor.core.health_metrics import Metric
 from vllm_supervisor.core.restart import RESTART_CAUSES
 from vllm_supervisor.core.words import EngineState, ExecutionState, Outcome, Phase, Verdict
 
@@ -118,6 +119,15 @@ def render(snapshot: Snapshot) -> bytes:
         name = PREFIX + family.name
         lines += (f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}")
         lines += (f"{name}{_labels(labels)} {_number(value)}" for labels, value in family.samples(snapshot))
+    return ("\n".join(lines) + "\n").encode(errors="replace")
+
+
+def render_metrics(metrics: Iterable[Metric]) -> bytes:
+    """Write further families that carry their values themselves, in the same form."""
+    lines: list[str] = []
+    for metric in metrics:
+        lines += (f"# HELP {metric.name} {metric.text}", f"# TYPE {metric.name} {metric.kind}")
+        lines += (f"{metric.name}{_labels(labels)} {_number(value)}" for labels, value in metric.values)
     return ("\n".join(lines) + "\n").encode(errors="replace")
 
 

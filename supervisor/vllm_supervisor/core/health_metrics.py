@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vllm_supervisor.core.health import Judgement
-from vllm_supervisor.core.words import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +33,8 @@ def health_metrics(
         values = tuple(({label: key}, float(count)) for key, count in sorted(counts.items()))
         return Metric(f"vllm_supervisor_{name}_total", "counter", text, values)
 
-    verdicts = tuple(({"verdict": one.value}, float(one is judgement.verdict)) for one in Verdict)
     age = None if judgement.progress_at is None else max(0.0, now - judgement.progress_at)
     return [
-        Metric("vllm_supervisor_verdict", "gauge", "What the engine is judged to be: 1 for one of them.", verdicts),
         *gauge("verdict_age_seconds", "How long the verdict has been the same.", now - judgement.since),
         *gauge("progress_age_seconds", "Since the last progress that was seen of the slowest engine with work.", age),
         *gauge(

@@ -27,14 +27,7 @@ DIRECTORY = "ledger"
 Record = dict[str, Any]
 """One parsed line; the six common fields are there and have their types, the others are as written."""
 
-_COMMON: dict[str, type | tuple[type, ...]] = {
-    "t": (int, float),
-    "at": str,
-    "boot": str,
-    "run": str,
-    "inc": int,
-    "event": str,
-}
+_COMMON = ("t", "at", "boot", "run", "inc", "event")
 
 
 def segment_name(number: int) -> str:
@@ -125,7 +118,7 @@ class Lines:
 
 
 def _tail(event: str, fields: Mapping[str, object]) -> str:
-    if clash := fields.keys() & _COMMON.keys():
+    if clash := fields.keys() & set(_COMMON):
         raise ValueError(f"a ledger line cannot hold {sorted(clash)} twice")
     return (
         f',"event":{quote(event)}'
@@ -137,15 +130,18 @@ def _tail(event: str, fields: Mapping[str, object]) -> str:
 def parse(line: bytes) -> Record | None:
     """Read one line, with or without its newline; None if it is not a whole ledger line."""
     try:
-        record = json.loads(line)
-    except ValueError:  # UnicodeDecodeError is one too
+        record = json.loads(line.decode())
+        whole = (
+            isinstance(record["at"], str)
+            and isinstance(record["boot"], str)
+            and isinstance(record["run"], str)
+            and isinstance(record["event"], str)
+            and type(record["inc"]) is int
+            and isinstance(record["t"], int | float)
+        )
+    except (ValueError, KeyError, TypeError):  # no JSON, no UTF-8, a field missing, no object
         return None
-    if not isinstance(record, dict):
-        return None
-    for field, kind in _COMMON.items():
-        if not isinstance(record.get(field), kind):
-            return None
-    return record
+    return record if whole else None
 
 
 @dataclass(frozen=True, slots=True)

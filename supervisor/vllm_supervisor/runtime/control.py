@@ -33,9 +33,10 @@ class Control:
         events: Events,
         tell: Callable[[Fact], None],
         say: Callable[[str, str], None],
+        look_now: Callable[[], None],
         drain_budget: float,
     ) -> None:
-        """`tell` takes facts; `say` notes an event (word, sentence); `drain_budget` in seconds."""
+        """`tell` takes facts; `say` notes an event (word, sentence), `look_now` has the engine judged; `drain_budget` in seconds."""
         self._status = status
         self._state = state
         self._timeouts = timeouts
@@ -43,6 +44,7 @@ class Control:
         self._events = events
         self._tell = tell
         self._say = say
+        self._look_now = look_now
         self._drain_budget = drain_budget
         self._calls: dict[tuple[str, str], Callable[[Call], Awaitable[Answer]]] = {
             ("GET", "/status"): self._get_status,
@@ -132,5 +134,9 @@ class Control:
         source, reason = call.body.get("source"), call.body.get("reason")
         if not (isinstance(source, str) and source.strip() and isinstance(reason, str) and reason.strip()):
             return refusal(400, "a report needs a source and a reason")
-        self._say("report", f"{source.strip()[:100]} ({call.peer!s}) reports: {reason.strip()[:500]}")
-        return Answer(202, {"recorded": True})
+        self._look_now()
+        await trio.sleep(LOOK_EVERY)  # a look takes milliseconds; what it found is the answer
+        health = self._status()["health"]
+        said = f"{source.strip()[:100]} ({call.peer}) reports: {reason.strip()[:500]}"
+        self._say("report", f"{said}; judged {health['verdict']}: {health['sentence']}")
+        return Answer(202, {"recorded": True, "verdict": health["verdict"], "sentence": health["sentence"]})

@@ -15,8 +15,8 @@ from typing import Any
 
 import trio
 
+from vllm_supervisor.adapters import beacon, clock
 from vllm_supervisor.adapters import child as children
-from vllm_supervisor.adapters import clock
 from vllm_supervisor.adapters.cgroup import Cgroup, EngineGroup, Unavailable
 from vllm_supervisor.adapters.child import SpawnError
 from vllm_supervisor.adapters.leftovers import Removed
@@ -24,7 +24,7 @@ from vllm_supervisor.adapters.processes import Leftovers, Member, Tree
 from vllm_supervisor.core import engine_env, facts
 from vllm_supervisor.core.address import Address, TcpAddress, UnixAddress
 from vllm_supervisor.core.custody import Marker
-from vllm_supervisor.core.engine_command import Transport
+from vllm_supervisor.core.engine_command import EngineKind, Transport
 from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.plan import Plan
 from vllm_supervisor.core.probe import PROBE_ID_PREFIX
@@ -88,6 +88,9 @@ class EngineRoom:
             rpc_directory=str(home),
             path_first=self._plan.path_first,
         )
+        steps = self._beacon(home)
+        if steps is not None:
+            env |= beacon.environment(steps, env)
         try:
             child = children.spawn(self._plan.command.argv(address), env | marker.variables())
         except SpawnError as fault:
@@ -97,7 +100,7 @@ class EngineRoom:
         if isinstance(group, EngineGroup):
             group = group.add(child.pid) or group
         tree = Tree(child.id, marker, spawned=children.owned, subreaper=self._subreaper)
-        body = Body(number, home, child, tree, group, address)
+        body = Body(number, home, child, tree, group, steps, self._plan.config.engine.beacon == "require", address)
         self.current = Incarnation(body, forward=self._forward, tell=self._tell, started_at=clock.monotonic())
         self._lost_before = self._requests_lost()
         self._tell(facts.Spawned(child.pid))
@@ -173,6 +176,14 @@ class EngineRoom:
         home = self._plan.run_dir / f"engine-{self._run}-{number}"
         home.mkdir(mode=0o700)
         return home
+
+    def _beacon(self, home: Path) -> Path | None:
+        """Where the engine's steps are to be reported; only vLLM can be asked to."""
+        if self._plan.kind is not EngineKind.VLLM or self._plan.config.engine.beacon == "off":
+            return None
+        steps = home / "steps"
+        steps.mkdir(mode=0o700)
+        return steps
 
     def _address(self, number: int) -> Address:
         if self._plan.command.transport is Transport.UDS:

@@ -15,6 +15,7 @@ from pathlib import Path
 import trio
 
 from vllm_supervisor.adapters import clock, engine_probe, leftovers, processes
+from vllm_supervisor.adapters.beacon import BeaconReader
 from vllm_supervisor.adapters.cgroup import EngineGroup, Unavailable
 from vllm_supervisor.adapters.child import Child
 from vllm_supervisor.adapters.processes import Member, Tree
@@ -61,6 +62,8 @@ class Body:
     child: Child
     tree: Tree
     group: EngineGroup | Unavailable
+    beacon: Path | None  # where its EngineCores report their steps
+    beacon_required: bool
     address: Address | None
 
 
@@ -172,7 +175,19 @@ class Incarnation:
             await trio.sleep(ASK_EVERY if check.check is ReadyCheck.REFUSED else ASK_AGAIN)
         self._ready(check.sentence if check.check is ReadyCheck.UNPROVEN else "")
 
+    def _beacon_reports(self) -> bool:
+        if self.body.beacon is None:
+            return False
+        reader = BeaconReader(self.body.beacon)
+        try:
+            return bool(reader.read())
+        finally:
+            reader.close()
+
     def _ready(self, note: str) -> None:
+        if self.body.beacon_required and not self._beacon_reports():
+            self._tell(facts.SpawnFailed("the engine reports no steps, and engine.beacon = require; set it to auto"))
+            return
         self.ready = True
         self._segments.look(member.id.pid for member in self.body.tree.remaining())
         self._tell(facts.BecameReady(note))

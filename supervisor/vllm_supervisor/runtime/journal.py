@@ -98,6 +98,7 @@ class LedgerJournal:
         self._rejected_second = 0
         self._last_reading: float | None = None
         self._ended = False
+        self._others_settled = False  # nothing is unsettled in the accounts of earlier runs
 
     # -- what the front door says (core.journal.Journal) -------------------------------------------------------
 
@@ -202,8 +203,9 @@ class LedgerJournal:
         """Write what else happens to the engine: `ready`, `exited` with pid, raw status and cause."""
         self._event("engine", {"what": what, **fields})
 
-    def append_recovered(self, entries: Iterable[Entry]) -> None:
-        """Write what closes the accounts of lost runs."""
+    def append_recovered(self, entries: Iterable[Entry], *, settled: bool) -> None:
+        """Write what closes the accounts of lost runs; `settled` says that nothing in them is unsettled then."""
+        self._others_settled = settled
         for entry in entries:
             self._writer.append(self._lines.event(entry.inc, entry.event, entry.fields, run=entry.run))
 
@@ -224,7 +226,8 @@ class LedgerJournal:
         self._write(self._register.finish())
         health = self._writer.health()
         fields = self.balance(lost=health.lost)
-        self._event("balance", fields | {"clean": clean})
+        settled = self._others_settled and not self._register.states[ExecutionState.UNKNOWN]
+        self._event("balance", fields | {"clean": clean, "settled": settled})
         flushed = await self._writer.flush(limit_s)
         return bool(fields["holds"]) and flushed and not self._writer.health().missing
 

@@ -10,10 +10,12 @@ from typing import Any
 from vllm_supervisor.core import exposition, restart
 from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.exposition import Snapshot
+from vllm_supervisor.core.health_metrics import health_metrics
 from vllm_supervisor.core.lifecycle import Node, Policy, State, engine_state
 from vllm_supervisor.core.words import EngineState, Outcome, Verdict
 from vllm_supervisor.runtime.engine_room import EngineRoom
 from vllm_supervisor.runtime.journal import LedgerJournal
+from vllm_supervisor.runtime.watch import Watch
 
 ENDED = (Outcome.COMPLETED, Outcome.FAILED, Outcome.CANCELLED)
 
@@ -60,6 +62,7 @@ class Picture:
         policy: Policy,
         now: Callable[[], float],
         available_bytes: Callable[[], int | None],
+        watch: Watch,
     ) -> None:
         """`now` gives monotonic seconds."""
         self._identity = identity
@@ -70,11 +73,11 @@ class Picture:
         self._policy = policy
         self._now = now
         self._available_bytes = available_bytes
+        self._watch = watch
 
     def status(self) -> dict[str, Any]:
         """What `GET /status` answers."""
         state, gate, now, identity = self._state(), self._gate, self._now(), self._identity
-        said, sentence = verdict(state, gate)
         return {
             "version": identity.version,
             "name": identity.name,
@@ -91,16 +94,7 @@ class Picture:
                 "limit": gate.limit,
             },
             "engine": self._engine(state, now),
-            "health": {
-                "verdict": said.value,
-                "sentence": sentence,
-                "evidence": {"in_flight": gate.in_flight},
-                "since_s": _since(state.ready_at, now),
-                "running": None,
-                "waiting": None,
-                "tokens_per_s": None,
-                "steps_per_s": None,
-            },
+            "health": self._health(state, now),
             "restarts": self._restarts(state, now),
             "requests": self._requests(),
             "executions": {state.value: count for state, count in self._journal.executions.items()},
@@ -111,15 +105,16 @@ class Picture:
 
     def exposition(self) -> bytes:
         """What our part of `GET /metrics` is."""
-        state, identity, requests = self._state(), self._identity, self._journal.requests
-        return exposition.render(
+        state, identity, requests, now = self._state(), self._identity, self._journal.requests, self._now()
+        judged = self._watch.judgement
+        ours = exposition.render(
             Snapshot(
                 version=identity.version,
                 name=identity.name,
                 release=identity.release,
                 phase=state.phase,
                 engine=engine_state(state),
-                verdict=verdict(state, self._gate)[0],
+                verdict=verdict(state, self._gate)[0] if judged is None else judged.verdict,
                 admission_open=self._gate.reason is None,
                 in_flight=self._gate.in_flight,
                 limit=self._gate.limit,
@@ -130,10 +125,43 @@ class Picture:
                 restarts=state.restarts,
                 budget_used=restart.used(state.tally, self._policy.restart, self._now()),
                 budget_max=self._policy.restart.max,
-                uptime_s=self._now() - identity.began,
+                uptime_s=now - identity.began,
                 incarnation=state.incarnation,
             )
         )
+        if judged is None:
+            return ours
+        watch = self._watch
+        return ours + exposition.render_metrics(
+            health_metrics(judged, now, probes=watch.probes, scrapes=watch.scrapes, beacons=len(watch.beacons))
+        )
+
+    def _health(self, state: State, now: float) -> dict[str, Any]:
+        said, sentence = verdict(state, self._gate)
+        judged = self._watch.judgement
+        if judged is None:
+            return {
+                "verdict": said.value,
+                "sentence": sentence,
+                "evidence": {"in_flight": self._gate.in_flight},
+                "source": "life of the engine",
+                "since_s": None,
+                "running": None,
+                "waiting": None,
+                "tokens_per_s": None,
+                "steps_per_s": None,
+            }
+        return {
+            "verdict": judged.verdict.value,
+            "sentence": judged.sentence,
+            "evidence": dict(judged.evidence),
+            "source": judged.source,
+            "since_s": _since(judged.since, now),
+            "running": judged.running,
+            "waiting": judged.waiting,
+            "tokens_per_s": judged.tokens_per_s,
+            "steps_per_s": judged.steps_per_s,
+        }
 
     def _engine(self, state: State, now: float) -> dict[str, Any]:
         current = self._room.current
@@ -145,7 +173,7 @@ class Picture:
             "pid": state.pid,
             "uptime_s": _since(state.spawned_at, now) if state.pid is not None else None,
             "address": None if address is None else str(address),
-            "beacon": False,
+            "beacon": bool(self._watch.beacons),
             "load": current.load.line if current is not None and not current.ready else None,
             "problem": state.problem or None,
             "processes": [

@@ -14,6 +14,7 @@ import trio
 from vllm_supervisor.adapters import ledger_reader
 from vllm_supervisor.core.accounts import RunAccount
 from vllm_supervisor.core.audit import Entry, Fate, recover, unfinished
+from vllm_supervisor.core.words import ExecutionState
 from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 
@@ -38,6 +39,7 @@ class Recovered:
 class _Found:
     entries: list[Entry]
     homes: dict[str, int]
+    settled: bool
     summary: Recovered
 
 
@@ -46,13 +48,13 @@ async def recover_ledger(
 ) -> Recovered:
     """Read the ledger in a thread, append what is missing, allow pruning. Raises OSError if it cannot be read."""
     found = await trio.to_thread.run_sync(partial(_read, directory, journal.identity.run, fate))
-    journal.append_recovered(found.entries)
+    journal.append_recovered(found.entries, settled=found.settled)
     writer.recovered(found.homes)
     return found.summary
 
 
 def _read(directory: Path, me: str, fate: Callable[[RunAccount], Fate]) -> _Found:
-    fold = ledger_reader.fold(directory, first=ledger_reader.first_needed(directory))
+    fold = ledger_reader.fold(directory, first=ledger_reader.first_needed(directory, me))
     fates = {run.run: fate(run) for run in unfinished(fold, me)}
     alive = tuple(run for run, known in fates.items() if known is Fate.ALIVE)
     homes = {account.id: account.segment for run in alive for account in fold.runs[run].open_ids.values()}
@@ -67,4 +69,8 @@ def _read(directory: Path, me: str, fate: Callable[[RunAccount], Fate]) -> _Foun
         unreadable=fold.unreadable,
         missing=fold.missing_segments,
     )
-    return _Found(entries, homes, summary)
+    still_unknown = any(
+        account.execution is ExecutionState.UNKNOWN for run in fold.runs.values() for account in run.open_ids.values()
+    )
+    settled = not alive and not summary.unknown and (not still_unknown or Fate.UNPROVEN not in fates.values())
+    return _Found(entries, homes, settled, summary)

@@ -22,7 +22,7 @@ class LoadShow:
     def tick(self, state: State, current: Incarnation | None) -> str | None:
         """Look once; return a line for the log when one is due."""
         if current is None or current.ready or state.node is not Node.STARTING:
-            self._clear()
+            self.clear()
             return None
         elapsed = clock.monotonic() - current.started_at
         if self._terminal is None:
@@ -38,7 +38,8 @@ class LoadShow:
         self._shown = True
         return None
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Take the status line away: the load is over, or we end."""
         self._reported = 0.0
         if self._shown and self._terminal is not None:
             line, output = self._terminal

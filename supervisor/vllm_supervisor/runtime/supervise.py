@@ -32,13 +32,16 @@ from vllm_supervisor.core.lifecycle import ImpossibleFact, Node, Policy, State, 
 from vllm_supervisor.core.own_status import OwnStatus
 from vllm_supervisor.core.plan import Plan
 from vllm_supervisor.core.retry_after import retry_after
+from vllm_supervisor.core.situation import HealthPolicy
 from vllm_supervisor.core.view import View
-from vllm_supervisor.core.words import Cut, Phase
+from vllm_supervisor.core.words import Cut, Phase, Verdict
 from vllm_supervisor.runtime.closing import Books, close_lost_runs
 from vllm_supervisor.runtime.control import Control
+from vllm_supervisor.runtime.door_account import DoorAccount
 from vllm_supervisor.runtime.engine_room import KEEP_ALIVE, EngineRoom
 from vllm_supervisor.runtime.execute import Hands
 from vllm_supervisor.runtime.front_door import FrontDoor
+from vllm_supervisor.runtime.incidents import Incidents
 from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 from vllm_supervisor.runtime.loop import Loop
@@ -46,8 +49,10 @@ from vllm_supervisor.runtime.picture import Identity, Picture
 from vllm_supervisor.runtime.service import ServiceManager
 from vllm_supervisor.runtime.show_load import LoadShow
 from vllm_supervisor.runtime.take_signals import Hearing, take_signals
+from vllm_supervisor.runtime.watch import Watch
 
 LEDGER = "ledger"  # the ledgers' directory in the state directory
+INCIDENTS = "incidents"  # and that of the evidence bundles
 TICK = 1.0  # seconds between the small chores: refusals of a second, what is shown of a load, the service manager
 
 SERVING = (Node.READY, Node.EXAMINING, Node.EMPTYING, Node.CUTTING)
@@ -114,6 +119,26 @@ class Supervisor:
             save_evidence=self._save_evidence,
             now=clock.monotonic,
         )
+        self._account = DoorAccount(world.journal, self._gate, clock.monotonic, self._on_refusal)
+        health = plan.config.health
+        self._watch = Watch(
+            state=lambda: self._loop.state,
+            current=lambda: self._room.current,
+            gate=self._gate,
+            account=self._account,
+            journal=world.journal,
+            policy=HealthPolicy(
+                waits=health.waits,
+                waits_slow=health.waits_slow,
+                compile_extension=health.compile_extension,
+                failing_after=health.failing_after,
+            ),
+            interval=health.interval,
+            probe_interval=health.probe_interval,
+            api_key=plan.api_key,
+            tell=self._loop.tell,
+            say=self._say,
+        )
         self._picture = Picture(
             Identity(
                 version=__version__,
@@ -131,6 +156,7 @@ class Supervisor:
             policy=world.policy,
             now=clock.monotonic,
             available_bytes=lambda: psutil.virtual_memory().available,
+            watch=self._watch,
         )
         self._books = Books(
             journal=world.journal,
@@ -138,6 +164,15 @@ class Supervisor:
             state_dir=plan.state_dir,
             reraise=plan.config.exit.reraise,
             is_pid1=world.policy.is_pid1,
+        )
+        self._incidents = Incidents(
+            plan.state_dir / INCIDENTS,
+            run=world.run,
+            gate=self._gate,
+            watch=self._watch,
+            search_path=plan.environ.get("PATH", ""),
+            keep=plan.config.incidents.keep,
+            max_size=plan.config.incidents.max_size,
         )
         self._service = ServiceManager(
             world.notifier,
@@ -174,6 +209,7 @@ class Supervisor:
             events=self._events,
             tell=self._loop.tell,
             say=self._say,
+            look_now=self._watch.look_now,
             drain_budget=world.policy.limits.drain,
         )
         hearing = Hearing(
@@ -196,6 +232,7 @@ class Supervisor:
             )
         )
         nursery.start_soon(self._tick)
+        nursery.start_soon(self._watch.run)
         nursery.start_soon(self._service.feed_watchdog)
 
     def _front_door(self) -> FrontDoor:
@@ -203,7 +240,7 @@ class Supervisor:
         config = plan.config.front_door
         return FrontDoor(
             gate=self._gate,
-            journal=self._journal,
+            journal=self._account,
             settings=FrontDoorSettings(
                 max_connections=config.max_connections,
                 max_head=config.max_head,
@@ -227,14 +264,17 @@ class Supervisor:
 
     async def _tick(self) -> None:
         show = LoadShow(self._world.terminal)
-        while True:
-            await trio.sleep(TICK)
-            self._journal.tick()
-            state = self._loop.state
-            line = show.tick(state, self._room.current)
-            if line:
-                self._log.info("loading", sentence=line)
-            self._service.after(state)
+        try:
+            while True:
+                await trio.sleep(TICK)
+                self._journal.tick()
+                state = self._loop.state
+                line = show.tick(state, self._room.current)
+                if line:
+                    self._log.info("loading", sentence=line)
+                self._service.after(state)
+        finally:
+            show.clear()
 
     # -- what the loop wants done ------------------------------------------------------------------------------------
 
@@ -245,6 +285,8 @@ class Supervisor:
         if serving != self._pointed:
             self._pointed = serving
             self._engine.point_at(current.body.address if serving and current is not None else None, KEEP_ALIVE)
+        if not serving:
+            self._watch.forget()
         if state.incarnation and not self._recovering:
             self._recovering = True  # the first sweep has just proven that nothing of an earlier run is left
             self._nursery.start_soon(self._recover)
@@ -268,10 +310,21 @@ class Supervisor:
                 self._journal.engine_gone()
                 self._journal.engine("exited", fields)
 
-    def _say(self, event: str, sentence: str) -> None:
-        self._record(orders.Record(event, sentence))
+    def _say(self, event: str, sentence: str, level: str = "info") -> None:
+        self._record(orders.Record(event, sentence, level=level))
 
-    def _save_evidence(self, _sentence: str) -> None:
+    def _on_refusal(self) -> None:
+        if self._loop.state.leaving:
+            self._loop.tell(facts.LateRequest())
+
+    def _save_evidence(self, cause: str) -> None:
+        self._nursery.start_soon(self._write_bundle, cause)
+
+    async def _write_bundle(self, cause: str) -> None:
+        said, problems = await self._incidents.write(cause, self._loop.state.incarnation, self._room.current)
+        self._say("incident", said)
+        if problems:
+            self._say("incident_gaps", "; ".join(problems), "warning")
         self._loop.tell(facts.EvidenceSaved())
 
     def _reload(self) -> None:
@@ -290,7 +343,8 @@ class Supervisor:
     async def _write_down(self) -> None:
         state = self._loop.state
         _, line = await self._books.close(state, self._hands.cut, self._world.policy.limits.documentation)
-        self._say("ended", line)
+        # The last line on a terminal is the one that is read: it says why we gave up.
+        self._say("ended", f"{line}; gave up: {state.problem}" if state.give_up_status else line)
         self._loop.tell(facts.Documented())
 
     # -- what others ask ---------------------------------------------------------------------------------------------
@@ -298,8 +352,10 @@ class Supervisor:
     def _view(self) -> View:
         """The state of the moment as the public address shows it."""
         state = self._loop.state
-        ready = self._gate.reason is None and state.node is Node.READY
-        reason = "" if ready else self._gate.sentence or state.problem
+        judged = self._watch.judgement
+        degraded = judged is not None and judged.verdict is Verdict.DEGRADED
+        ready = self._gate.reason is None and state.node is Node.READY and not degraded
+        reason = "" if ready else self._gate.sentence or (judged.sentence if degraded and judged else state.problem)
         return View(state.phase, engine_state(state), reason, ready, state.started)
 
     def _retry_after(self, rejection: Rejection) -> int:

@@ -1,0 +1,70 @@
+"""The front door's own account of the engine, for the judgement: a journal that counts and passes everything on."""
+
+from collections.abc import Callable
+
+from vllm_supervisor.core.admission import Gate, OpenRequest
+from vllm_supervisor.core.journal import Journal, RequestOutcome
+from vllm_supervisor.core.samples import DoorSample
+from vllm_supervisor.core.words import EndedBy, Evidence, ExecutionState, Outcome, RequestClass
+
+
+class DoorAccount:
+    """Stands between front door and ledgers; what it counts begins anew with each incarnation."""
+
+    def __init__(self, journal: Journal, gate: Gate, now: Callable[[], float], late: Callable[[], None]) -> None:
+        """`late` is called for each refusal; it decides what of that came after a stop."""
+        self._journal = journal
+        self._gate = gate
+        self._now = now
+        self._late = late
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last incarnation."""
+        self._completions = 0
+        self._errors = 0
+        self._errors_since: float | None = None
+        self._success_at: float | None = None
+
+    # -- core.journal.Journal ----------------------------------------------------------------------------------------
+
+    async def accepted(self, request: OpenRequest) -> None:
+        """Pass on."""
+        await self._journal.accepted(request)
+
+    def outcome(self, outcome: RequestOutcome) -> None:
+        """Count successes, and errors of the engine in a row; a client's mistake is neither."""
+        self._journal.outcome(outcome)
+        if outcome.outcome is Outcome.COMPLETED and outcome.status is not None and outcome.status < 300:
+            self._completions += 1
+            self._errors, self._errors_since, self._success_at = 0, None, self._now()
+        elif outcome.outcome is Outcome.FAILED and outcome.ended_by is EndedBy.ENGINE:
+            self._errors += 1
+            self._errors_since = self._errors_since or self._now()
+
+    def execution(self, request_id: str, state: ExecutionState, evidence: Evidence) -> None:
+        """Pass on."""
+        self._journal.execution(request_id, state, evidence)
+
+    def rejected(self, request_class: RequestClass, reason: str) -> None:
+        """Pass on, and say that somebody came late."""
+        self._journal.rejected(request_class, reason)
+        self._late()
+
+    # -- for the judgement -------------------------------------------------------------------------------------------
+
+    def sample(self) -> DoorSample:
+        """What the account says at this moment; costs one look at each open request."""
+        handed_over = [one for one in self._gate.open.values() if one.sent_at is not None and not one.upgrade]
+        silences = [one.last_byte_at or one.sent_at or one.admitted_at for one in handed_over]
+        last_bytes = [one.last_byte_at for one in self._gate.open.values() if one.last_byte_at is not None]
+        return DoorSample(
+            in_flight=self._gate.in_flight,
+            at_engine=len(handed_over),
+            silent_since=min(silences, default=None),
+            last_byte_at=max([*last_bytes, *([] if self._success_at is None else [self._success_at])], default=None),
+            completions=self._completions,
+            engine_5xx=self._errors,
+            engine_5xx_since=self._errors_since,
+            last_success_at=self._success_at,
+        )

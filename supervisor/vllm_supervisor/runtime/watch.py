@@ -1,0 +1,272 @@
+"""Watch over a running engine: look, judge, probe, and pass on what the engine itself testifies of its requests.
+
+Rules:
+* It never uses what it watches: reads of /metrics, /proc and the beacon cost the engine nothing, and a probe is sent
+  only where nothing runs.
+* A slow scrape holds up no look: it runs beside, one at a time, and its sample counts when it arrives.
+* Only two things are told to the lifecycle: that an engine is condemned, and nothing else. What else a verdict changes
+  (admission while asleep or paused, readiness while degraded) is done here, and each change of verdict is said once.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+
+import trio
+
+from vllm_supervisor.adapters import clock, engine_probe
+from vllm_supervisor.adapters.beacon import BeaconReader
+from vllm_supervisor.adapters.engine_processes import process_sample
+from vllm_supervisor.core import facts, probe_policy
+from vllm_supervisor.core.admission import Gate
+from vllm_supervisor.core.facts import Fact
+from vllm_supervisor.core.health import Judgement, Memory, judge
+from vllm_supervisor.core.lifecycle import Node, State
+from vllm_supervisor.core.metrics_scan import metrics_sample
+from vllm_supervisor.core.probe import ProbeResult
+from vllm_supervisor.core.probe_policy import ProbeOrder, ProbeView
+from vllm_supervisor.core.samples import BeaconSample, MetricsSample, Observation
+from vllm_supervisor.core.situation import HealthPolicy
+from vllm_supervisor.core.words import ClosedReason, Verdict
+from vllm_supervisor.runtime.door_account import DoorAccount
+from vllm_supervisor.runtime.incarnation import Incarnation
+from vllm_supervisor.runtime.journal import LedgerJournal
+from vllm_supervisor.runtime.prober import Prober
+
+SAMPLES_KEPT = 20
+SCRAPE_WITHIN = 30.0  # seconds: a saturated front end needs long, and that is no failure
+TESTIMONY_EVERY = 0.25  # seconds between reads of the beacon's events while requests are unsettled
+CONDEMNING = {Verdict.STUCK, Verdict.FAILING}
+CLOSING = {Verdict.ASLEEP: ClosedReason.ASLEEP, Verdict.PAUSED: ClosedReason.PAUSED}
+QUIET = {Verdict.IDLE, Verdict.BUSY}  # going from one to the other is no news
+
+
+class Watch:
+    """Judges whatever incarnation is ready; one for the supervisor's life."""
+
+    def __init__(
+        self,
+        *,
+        state: Callable[[], State],
+        current: Callable[[], Incarnation | None],
+        gate: Gate,
+        account: DoorAccount,
+        journal: LedgerJournal,
+        policy: HealthPolicy,
+        interval: float,
+        probe_interval: float,
+        api_key: str | None,
+        tell: Callable[[Fact], None],
+        say: Callable[[str, str, str], None],
+    ) -> None:
+        """`interval` and `probe_interval` in seconds (0: never probe); `say` takes event, sentence and level."""
+        self._state = state
+        self._current = current
+        self._gate = gate
+        self._account = account
+        self._journal = journal
+        self._policy = policy
+        self._interval = interval
+        self._probe_interval = probe_interval
+        self._api_key = api_key
+        self._tell = tell
+        self._say = say
+        self._memory = Memory()
+        self._watched: Incarnation | None = None
+        self._prober: Prober | None = None
+        self._reader: BeaconReader | None = None
+        self._lost_events = 0
+        self._scraping = False
+        self._scraped: MetricsSample | None = None
+        self._due = 0.0
+        self._offset = 0.0
+        self._wanted = trio.Event()
+        self.samples: deque[Observation] = deque(maxlen=SAMPLES_KEPT)
+        self.judgement: Judgement | None = None
+        self.beacons: tuple[BeaconSample, ...] = ()
+        self.probes: Counter[str] = Counter()
+        self.scrapes: Counter[str] = Counter()
+        gate.on_admit(self._withdraw)
+
+    async def run(self) -> None:
+        """Look every interval, and at once when somebody asks."""
+        self._due, self._offset = clock.monotonic(), _suspended()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hear_testimony)
+            while True:
+                self._due += self._interval
+                if self._due < clock.monotonic():  # a late tick is not made up for by a burst
+                    self._due = clock.monotonic() + self._interval
+                self._wanted = trio.Event()
+                with trio.move_on_after(self._due - clock.monotonic()) as waiting:
+                    await self._wanted.wait()
+                asked = not waiting.cancelled_caught
+                late = 0.0 if asked else max(0.0, clock.monotonic() - self._due)
+                self._look(nursery, late + self._slept())
+
+    def look_now(self) -> None:
+        """Look at once instead of at the next tick."""
+        self._wanted.set()
+
+    # -- one look ----------------------------------------------------------------------------------------------------
+
+    def _look(self, nursery: trio.Nursery, late: float) -> None:
+        current, state, now = self._current(), self._state(), clock.monotonic()
+        if current is None or state.ready_at is None or state.node not in (Node.READY, Node.EXAMINING):
+            self.forget()
+            return
+        if current is not self._watched:
+            self._begin(current)
+        assert self._prober is not None  # noqa: S101 - made by `_begin`
+        seen = self._observe(current, state.ready_at, self._prober, now, late)
+        self.samples.append(seen)
+        self._memory, judgement = judge(self._memory, seen, self._policy)
+        moved = self.judgement is None or judgement.progress_at != self.judgement.progress_at
+        self._change(judgement)
+        self._probe(nursery, self._prober, judgement, moved=moved, now=now)
+        self._scrape(nursery, current)
+
+    def _observe(self, current: Incarnation, ready_at: float, prober: Prober, now: float, late: float) -> Observation:
+        main = current.body.child.id.pid
+        self.beacons = self._reader.read() if self._reader is not None else ()
+        scraped, self._scraped = self._scraped, None
+        return Observation(
+            at=now,
+            ready_at=ready_at,
+            incarnation=current.body.number,
+            beacons=self.beacons,
+            metrics=scraped,
+            door=self._account.sample(),
+            processes=process_sample(main, [member.id.pid for member in current.body.tree.look()]),
+            probe=prober.sample,
+            late=late,
+        )
+
+    def _begin(self, current: Incarnation) -> None:
+        self.forget()
+        self._watched = current
+        self._reader = BeaconReader(current.body.beacon) if current.body.beacon is not None else None
+        self._account.begin()
+        address = current.body.address
+
+        async def send(request_id: str) -> ProbeResult:
+            assert address is not None  # noqa: S101 - an engine without an address is never probed
+            result = await engine_probe.probe(address, self._api_key, request_id=request_id)
+            self.probes[result.outcome.value] += 1
+            return result
+
+        self._prober = Prober(send, clock.monotonic)
+        self._prober.possible = address is not None
+
+    def forget(self) -> None:
+        """The engine is gone, or on its way: nothing of it is remembered."""
+        self._withdraw()
+        for reason in CLOSING.values():
+            self._gate.reopen(reason)
+        if self._reader is not None:
+            self._take_testimony()
+            self._reader.close()
+        self._watched = self._prober = self._reader = self._scraped = self.judgement = None
+        self._lost_events = 0
+        self.beacons = ()
+
+    def _change(self, judgement: Judgement) -> None:
+        before, self.judgement = self.judgement, judgement
+        if judgement.restarted:
+            self._say("restarted", "the engine's counters began a new life", "warning")
+        was = None if before is None else before.verdict
+        if judgement.verdict is not was and not (judgement.verdict in QUIET and (was is None or was in QUIET)):
+            level = "info" if judgement.verdict in QUIET else "warning"
+            self._say("verdict", f"{judgement.verdict.value}: {judgement.sentence}", level)
+        for verdict, reason in CLOSING.items():
+            if judgement.verdict is verdict:
+                self._gate.close(reason, judgement.sentence)
+            else:
+                self._gate.reopen(reason)
+        # A client that keeps asking would keep the probe away that is to settle this.
+        if judgement.verdict is Verdict.FAILING:
+            self._gate.close(ClosedReason.RESTARTING, judgement.sentence)
+        elif was is Verdict.FAILING:
+            self._gate.reopen(ClosedReason.RESTARTING)
+        if judgement.confirmed and judgement.verdict in CONDEMNING and self._state().node is Node.READY:
+            self._tell(facts.Condemned(judgement.sentence, failing=judgement.verdict is Verdict.FAILING))
+
+    # -- signals that take time --------------------------------------------------------------------------------------
+
+    def _scrape(self, nursery: trio.Nursery, current: Incarnation) -> None:
+        if not self._scraping and current.body.address is not None:
+            self._scraping = True
+            nursery.start_soon(self._read_metrics, current)
+
+    async def _read_metrics(self, current: Incarnation) -> None:
+        began = clock.monotonic()
+        try:
+            assert current.body.address is not None  # noqa: S101 - asked by `_scrape`
+            reply = await engine_probe.metrics(current.body.address, timeout=SCRAPE_WITHIN)
+        finally:
+            self._scraping = False
+        if current is not self._watched:
+            return
+        sample = metrics_sample(clock.monotonic(), reply.reach, reply.status, reply.body)
+        self.scrapes["ok" if sample.fault is None else sample.fault.value] += 1
+        self._scraped = sample
+        if sample.engines and not self.beacons:
+            running = [one.running for one in sample.engines]
+            waiting = [one.waiting for one in sample.engines]
+            if None not in running and None not in waiting:
+                self._journal.counts(int(sum(filter(None, running)) + sum(filter(None, waiting))), began)
+
+    def _probe(self, nursery: trio.Nursery, prober: Prober, judgement: Judgement, *, moved: bool, now: float) -> None:
+        view = ProbeView(
+            verdict=judgement.verdict,
+            in_flight=self._gate.in_flight,
+            running=judgement.running,
+            waiting=judgement.waiting,
+            moving=moved,
+            probing=prober.probing,
+            possible=prober.possible and self._state().node is Node.READY,
+            last_at=prober.last_at if prober.last_at is not None else self._state().ready_at,
+            urgent=judgement.wants_probe and judgement.verdict not in QUIET,
+        )
+        match probe_policy.decide(view, now, self._probe_interval):
+            case ProbeOrder.SEND:
+                self.probes["sent"] += 1
+                prober.start(nursery)
+            case ProbeOrder.WITHDRAW:
+                self._withdraw()
+            case ProbeOrder.NOTHING:
+                pass
+
+    def _withdraw(self) -> None:
+        if self._prober is not None and self._prober.probing:
+            self.probes["withdrawn"] += 1
+            self._prober.withdraw()
+
+    # -- the engine's testimony --------------------------------------------------------------------------------------
+
+    async def _hear_testimony(self) -> None:
+        """Read the beacon's request events soon after they come; an idle engine is asked at the ticks alone."""
+        while True:
+            busy = self._gate.in_flight or self._journal.unsettled
+            await trio.sleep(TESTIMONY_EVERY if busy else self._interval)
+            if self._reader is not None:
+                self._reader.read()
+                self._take_testimony()
+
+    def _take_testimony(self) -> None:
+        assert self._reader is not None  # noqa: S101 - asked by the callers
+        events = self._reader.events()
+        if self._reader.lost_events > self._lost_events:
+            self._lost_events = self._reader.lost_events
+            self._journal.testimony_lost()
+        if events:
+            self._journal.testimony(events)
+
+    def _slept(self) -> float:
+        """Seconds the machine was suspended since the last look; the monotonic clock stands still meanwhile."""
+        before, self._offset = self._offset, _suspended()
+        return max(0.0, self._offset - before)
+
+
+def _suspended() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
