@@ -102,6 +102,10 @@ class LedgerJournal:
 
     # -- what the front door says (core.journal.Journal) -------------------------------------------------------
 
+    def accepted_now(self, _request: OpenRequest) -> bool:
+        """Say no: the line is written in another thread, and only `accepted` waits for it."""
+        return False
+
     async def accepted(self, request: OpenRequest) -> None:
         """Write the acceptance; returns once it is in the file."""
         self.requests.accepted += 1
