@@ -103,7 +103,7 @@ class LedgerJournal:
     # -- what the front door says (core.journal.Journal) -------------------------------------------------------
 
     def accepted_now(self, _request: OpenRequest) -> bool:
-        """Say no: the line is written in another thread, and only `accepted` waits for it."""
+        """Never without waiting: lines are written by a thread, because a disk may hang and the loop must not."""
         return False
 
     async def accepted(self, request: OpenRequest) -> None:
