@@ -56,6 +56,8 @@ class Answers:
 
     def sentence(self, state: State) -> str:
         """One line for `systemctl status`."""
+        if state.give_up_status is not None:
+            return f"gave up: {state.problem}"
         oldest = self._gate.oldest()
         if state.leaving:
             now = clock.monotonic()

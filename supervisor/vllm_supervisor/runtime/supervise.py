@@ -21,6 +21,7 @@ from vllm_supervisor.adapters.output import Output
 from vllm_supervisor.adapters.sd_notify import Notifier
 from vllm_supervisor.adapters.signals import Signals
 from vllm_supervisor.adapters.terminal import StatusLine
+from vllm_supervisor.adapters.tls import Certificates
 from vllm_supervisor.adapters.upstream import Upstreams
 from vllm_supervisor.core import facts, orders
 from vllm_supervisor.core.admission import Gate
@@ -44,6 +45,7 @@ from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 from vllm_supervisor.runtime.loop import Loop
 from vllm_supervisor.runtime.picture import Identity, Picture
+from vllm_supervisor.runtime.reload import Reload
 from vllm_supervisor.runtime.service import ServiceManager
 from vllm_supervisor.runtime.show_load import LoadShow
 from vllm_supervisor.runtime.take_signals import Hearing, take_signals
@@ -57,6 +59,14 @@ SERVING = (Node.READY, Node.EXAMINING, Node.EMPTYING, Node.CUTTING)
 
 
 @dataclass(frozen=True, slots=True)
+class Listener:
+    """A socket of the public address, bound and listening, and its address for people."""
+
+    sock: socket.socket
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """Everything the composition root has made for one run."""
 
@@ -65,7 +75,8 @@ class World:
     instance: str
     signals: Signals
     hangup_ignored: bool
-    listeners: Sequence[socket.socket]
+    listeners: Sequence[Listener]
+    certificates: Certificates | None  # None: plain HTTP
     control: socket.socket
     output: Output
     terminal: tuple[StatusLine, Output] | None
@@ -145,7 +156,7 @@ class Supervisor:
                 pid=world.journal.identity.pid,
                 began=clock.monotonic(),
                 release=world.journal.identity.release,
-                listeners=tuple(map(str, plan.listeners)),
+                listeners=tuple(listener.address for listener in world.listeners),
             ),
             state=lambda: self._loop.state,
             gate=self._gate,
@@ -185,6 +196,14 @@ class Supervisor:
             sentence=self._answers.sentence,
             stop_takes_s=lambda state: state.drain.budget.total,
         )
+        self._reload = Reload(
+            world.certificates,
+            refresh=plan.tls is not None and plan.tls.refresh,
+            service=self._service,
+            state=lambda: self._loop.state,
+            tell=self._loop.tell,
+            say=self._say,
+        )
 
     async def run(self) -> OwnStatus:
         """Live; return how to end."""
@@ -193,8 +212,9 @@ class Supervisor:
         self._journal.life()
         try:
             self._start_tasks()
-            await self._nursery.start(partial(self._front_door().serve, list(world.listeners)))
-            self._say("listening", f"listening on {', '.join(map(str, world.plan.listeners))}")
+            sockets = [listener.sock for listener in world.listeners]
+            await self._nursery.start(partial(self._front_door().serve, sockets))
+            self._say("listening", f"listening on {', '.join(listener.address for listener in world.listeners)}")
             self._loop.tell(facts.Began())
             await self._loop.run(self._hands, after=self._after)
         except BaseException:
@@ -223,7 +243,7 @@ class Supervisor:
             say=self._say,
             forward=lambda signum: self._room.current is not None and self._room.current.body.child.send(signum),
             evidence=lambda cause: nursery.start_soon(self._write_bundle, cause),
-            reload=self._reload,
+            reload=self._reload.asked,
         )
         nursery.start_soon(control_server.serve, world.control, control, self._on_control_fault)
         nursery.start_soon(
@@ -243,6 +263,7 @@ class Supervisor:
     def _front_door(self) -> FrontDoor:
         plan = self._world.plan
         config = plan.config.front_door
+        certificates = self._world.certificates
         return FrontDoor(
             gate=self._gate,
             journal=self._account,
@@ -265,6 +286,7 @@ class Supervisor:
             exposition=self._picture.exposition,
             retry_after=self._answers.retry_after,
             log=self._log,
+            tls=None if certificates is None else certificates.current,
         )
 
     async def _tick(self) -> None:
@@ -332,11 +354,6 @@ class Supervisor:
         self._say("incident", said)
         if problems:
             self._say("incident_gaps", "; ".join(problems), "warning")
-
-    def _reload(self, by: str) -> None:
-        """A parked engine is tried again. Certificates are read again by the front door; nothing else changes at run time."""
-        if self._loop.state.node is Node.PARKED:
-            self._loop.tell(facts.RestartRequested(by, "a reload leaves parked"))
 
     async def _recover(self) -> None:
         directory = self._world.plan.state_dir / LEDGER

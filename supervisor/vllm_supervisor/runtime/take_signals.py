@@ -22,7 +22,7 @@ class Hearing:
     say: Callable[[str, str], None]  # an event and its sentence
     forward: Callable[[int], bool]
     evidence: Callable[[str], None]
-    reload: Callable[[str], None]  # takes who asked
+    reload: Callable[[str], None]  # for whom
 
 
 async def take_signals(
