@@ -1,5 +1,7 @@
 """The diagrams of the documents, drawn from the tables, so that they cannot say anything else than the code does."""
 
+import itertools
+
 from vllm_supervisor.core import drain
 from vllm_supervisor.core.cells import LEADS_TO
 from vllm_supervisor.core.drain import Stage
@@ -26,7 +28,7 @@ def way_out() -> str:
     """The stages of a stop, in the only order there is, each with the public phase it shows as."""
     stages = list(Stage)
     lines = [f"    {stage.value}: {stage.value} ({drain.PHASES[stage].value})" for stage in stages]
-    lines += [f"    {before.value} --> {after.value}" for before, after in zip(stages, stages[1:], strict=False)]
+    lines += [f"    {before.value} --> {after.value}" for before, after in itertools.pairwise(stages)]
     return "\n".join(["stateDiagram-v2", f"    [*] --> {stages[0].value}", *lines, f"    {stages[-1].value} --> [*]"])
 
 

@@ -208,7 +208,6 @@ class Supervisor:
     async def run(self) -> OwnStatus:
         """Live; return how to end."""
         world = self._world
-        world.writer.start()
         self._journal.life()
         try:
             self._start_tasks()
@@ -383,6 +382,7 @@ class Supervisor:
 
 async def supervise(world: World) -> OwnStatus:
     """Run the supervisor to its end; return how to end the process."""
+    world.writer.start()  # before any task: a mistake of setting up is told as such, not as a fault among tasks
     async with trio.open_nursery() as nursery:
         status = await Supervisor(world, nursery).run()
         nursery.cancel_scope.cancel()
