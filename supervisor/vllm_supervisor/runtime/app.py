@@ -32,7 +32,7 @@ from vllm_supervisor.adapters.lock import StateLock
 from vllm_supervisor.adapters.output import Output, fill_standard_descriptors
 from vllm_supervisor.adapters.sd_notify import Notifier
 from vllm_supervisor.adapters.signals import Signals
-from vllm_supervisor.adapters.terminal import StatusLine, is_terminal
+from vllm_supervisor.adapters.terminal import StatusLine, controls_us, is_terminal
 from vllm_supervisor.adapters.tls import Certificates
 from vllm_supervisor.core.address import UnixAddress
 from vllm_supervisor.core.config_sections import Config
@@ -124,7 +124,7 @@ def _world(
         control=control,
         output=streams.out,
         terminal=streams.terminal,
-        on_terminal=streams.on_terminal,
+        hangs_up=controls_us(),
         log=logger,
         writer=writer,
         journal=journal,

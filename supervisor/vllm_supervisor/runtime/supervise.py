@@ -80,7 +80,7 @@ class World:
     control: socket.socket
     output: Output
     terminal: tuple[StatusLine, Output] | None
-    on_terminal: bool
+    hangs_up: bool  # we have a controlling terminal, whose end is told to us by HUP
     log: Any
     writer: LedgerWriter
     journal: LedgerJournal
@@ -115,7 +115,7 @@ class Supervisor:
             cgroup=world.cgroup,
             tell=self._loop.tell,
             forward=world.output.put,
-            requests_lost=lambda: world.journal.requests.why[Cut.ENGINE_FAILED],
+            requests_lost=lambda: sum(world.journal.requests.why[cut] for cut in Cut),
             log=world.log,
         )
         self._hands = Hands(
@@ -125,7 +125,7 @@ class Supervisor:
             tell=self._loop.tell,
             document=lambda: nursery.start_soon(self._write_down),
             enter=self._enter,
-            save_evidence=self._save_evidence,
+            save_evidence=lambda cause: nursery.start_soon(self._examine, cause),
             now=clock.monotonic,
         )
         self._account = DoorAccount(world.journal, self._gate, clock.monotonic, self._on_refusal)
@@ -208,7 +208,6 @@ class Supervisor:
     async def run(self) -> OwnStatus:
         """Live; return how to end."""
         world = self._world
-        world.writer.start()
         self._journal.life()
         try:
             self._start_tasks()
@@ -242,7 +241,7 @@ class Supervisor:
             tell=self._loop.tell,
             say=self._say,
             forward=lambda signum: self._room.current is not None and self._room.current.body.child.send(signum),
-            evidence=self._save_evidence,
+            evidence=lambda cause: nursery.start_soon(self._write_bundle, cause),
             reload=self._reload.asked,
         )
         nursery.start_soon(control_server.serve, world.control, control, self._on_control_fault)
@@ -251,7 +250,7 @@ class Supervisor:
                 take_signals,
                 world.signals,
                 hearing,
-                on_terminal=world.on_terminal,
+                hangs_up=world.hangs_up,
                 hangup_ignored=world.hangup_ignored,
                 forwarded=world.plan.config.signals.forward,
             )
@@ -344,15 +343,16 @@ class Supervisor:
         if self._loop.state.leaving:
             self._loop.tell(facts.LateRequest())
 
-    def _save_evidence(self, cause: str) -> None:
-        self._nursery.start_soon(self._write_bundle, cause)
+    async def _examine(self, cause: str) -> None:
+        """Write the bundle of an engine that is condemned, then let it go."""
+        await self._write_bundle(cause)
+        self._loop.tell(facts.EvidenceSaved())
 
     async def _write_bundle(self, cause: str) -> None:
         said, problems = await self._incidents.write(cause, self._loop.state.incarnation, self._room.current)
         self._say("incident", said)
         if problems:
             self._say("incident_gaps", "; ".join(problems), "warning")
-        self._loop.tell(facts.EvidenceSaved())
 
     async def _recover(self) -> None:
         directory = self._world.plan.state_dir / LEDGER
@@ -382,6 +382,7 @@ class Supervisor:
 
 async def supervise(world: World) -> OwnStatus:
     """Run the supervisor to its end; return how to end the process."""
+    world.writer.start()  # before any task: a mistake of setting up is told as such, not as a fault among tasks
     async with trio.open_nursery() as nursery:
         status = await Supervisor(world, nursery).run()
         nursery.cancel_scope.cancel()
