@@ -23,7 +23,10 @@ OPERATOR = "the operator: a process of the engine could not be removed"
 
 @dataclass(frozen=True, slots=True)
 class CutRequest:
-    """A request the drain has ended: its class, and its age in seconds when it was cut."""
+    """A request whose work the end of the drain has cut: its class, and its age in seconds then.
+
+    One that was answered and ran on (`background: true`) counts as well.
+    """
 
     id: str
     request_class: str

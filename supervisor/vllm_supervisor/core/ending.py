@@ -18,6 +18,7 @@ class Ending(Enum):
     BODY_TOO_SLOW = auto()
     DEADLINE = auto()  # the caller's own time limit
     DRAIN_DEADLINE = auto()
+    LEDGER = auto()  # its acceptance could not be written, and ledger.required is set
     STOPPED = auto()  # the front door itself was taken down with the exchange open
 
 
@@ -59,6 +60,7 @@ MEANINGS: dict[Ending, Meaning] = {
         503,
         "the server stops and this request did not end in time",
     ),
+    Ending.LEDGER: Meaning(Outcome.FAILED, "ledger_unavailable", EndedBy.SUPERVISOR),  # it is refused like a late one
     Ending.STOPPED: Meaning(Outcome.CANCELLED, "stopped", EndedBy.SUPERVISOR),
 }
 

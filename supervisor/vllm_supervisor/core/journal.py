@@ -27,8 +27,11 @@ class RequestOutcome:
 class Journal(Protocol):
     """Both ledgers as the front door sees them."""
 
-    async def accepted(self, request: OpenRequest) -> None:
-        """Write the acceptance; returns once write(2) has, so no byte may go to the engine before."""
+    async def accepted(self, request: OpenRequest) -> bool:
+        """Write the acceptance; returns once write(2) has, so no byte may go to the engine before.
+
+        False: it could not be written, and the request must not go on without it.
+        """
 
     def outcome(self, outcome: RequestOutcome) -> None:
         """Write the one outcome of a request."""

@@ -14,7 +14,7 @@ import trio
 
 from vllm_supervisor.adapters.upstream import Upstreams
 from vllm_supervisor.core import replies
-from vllm_supervisor.core.admission import Gate, OpenRequest, Rejection
+from vllm_supervisor.core.admission import CODES, DEFAULT_SENTENCES, Gate, OpenRequest, Rejection
 from vllm_supervisor.core.asked import choices_asked
 from vllm_supervisor.core.completion import Judgement
 from vllm_supervisor.core.ending import CUTS, MEANINGS, Ending
@@ -22,7 +22,7 @@ from vllm_supervisor.core.front_door_settings import FrontDoorSettings
 from vllm_supervisor.core.http_semantics import RequestHead
 from vllm_supervisor.core.journal import Journal, RequestOutcome
 from vllm_supervisor.core.routes import Kind, Route
-from vllm_supervisor.core.words import Cut, Evidence, ExecutionState
+from vllm_supervisor.core.words import ClosedReason, Cut, Evidence, ExecutionState
 from vllm_supervisor.runtime.engine_links import EngineLinks
 from vllm_supervisor.runtime.link import Link
 from vllm_supervisor.runtime.pump import Pump
@@ -70,6 +70,8 @@ class Exchange:
         if isinstance(admitted, Rejection) and self._desk.settings.hold and admitted.code in _HOLDABLE:
             admitted = await self._hold(admitted)
         if isinstance(admitted, Rejection):
+            if self._ledgered:
+                self._desk.journal.rejected(self._route.request_class, admitted.code)
             self._refuse(admitted)
             return None
         return await self._run(admitted, body)
@@ -103,8 +105,6 @@ class Exchange:
 
     def _refuse(self, rejection: Rejection) -> None:
         desk = self._desk
-        if self._ledgered:
-            desk.journal.rejected(self._route.request_class, rejection.code)
         fields = replies.retry_after(desk.retry_after(rejection))
         self._client.write(
             replies.refusal(
@@ -135,7 +135,8 @@ class Exchange:
         try:
             if self._ledgered:
                 relay.choices = choices_asked(request.request_class, body)
-                await desk.journal.accepted(request)
+                if not await desk.journal.accepted(request):
+                    self._not_on_record(relay)
             relay.prepare(body)
             await self._connect(relay, told=bool(body))
             if relay.ending is None:
@@ -147,6 +148,13 @@ class Exchange:
                 self._account(request, relay)
             desk.gate.release(request)
         return relay
+
+    def _not_on_record(self, relay: Relay) -> None:
+        """Refuse after all: nothing may go to the engine without its acceptance."""
+        if relay.end(Ending.LEDGER):
+            reason = ClosedReason.LEDGER
+            self._refuse(Rejection(503, CODES[reason], DEFAULT_SENTENCES[reason]))
+            relay.status = 503
 
     async def _connect(self, relay: Relay, *, told: bool) -> None:
         """Start the relay, unless something ended it first; `told`: the client needs no 100 to send its body."""
@@ -174,12 +182,12 @@ class Exchange:
                 relay.end(Ending.ENGINE_FAILED)
             fresh = True
 
-    def _cut(self, cut: Cut) -> None:
+    def _cut(self, cut: Cut) -> bool:
         relay = self.relay
-        if relay is not None:
-            relay.end(CUTS[cut])
+        effective = relay is not None and relay.end(CUTS[cut])
         if self._scope is not None:
             self._scope.cancel()
+        return effective
 
     # -- the account -------------------------------------------------------------------------------------------
 
@@ -221,5 +229,6 @@ def _execution(relay: Relay, ending: Ending, *, running: bool) -> tuple[Executio
     return ExecutionState.RUNNING, Evidence.CONNECTION_CLOSED
 
 
-def _already_over(_cut: Cut) -> None:
+def _already_over(_cut: Cut) -> bool:
     """Stand in once the exchange has ended."""
+    return False

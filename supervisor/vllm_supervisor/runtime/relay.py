@@ -300,10 +300,10 @@ class Relay:
         """Whether the client is still to send a part of its request."""
         return not self._upload.complete
 
-    def end(self, ending: Ending) -> None:
-        """End now, unless it has ended already. What the client is told depends on how far its answer had come."""
+    def end(self, ending: Ending) -> bool:
+        """End now, unless it has ended already (False). What the client is told depends on how far its answer had come."""
         if self.ending is not None:
-            return
+            return False
         self.ending = ending
         engine, self._engine = self._engine, None
         if ending is not Ending.ANSWERED:
@@ -318,6 +318,7 @@ class Relay:
                 engine.close()
         answer.close()
         self.done.wake()
+        return True
 
     def _break_off(self, ending: Ending) -> None:
         """Tell the client, as far as its answer still allows it."""

@@ -43,12 +43,14 @@ from vllm_supervisor.runtime.execute import Hands
 from vllm_supervisor.runtime.front_door import FrontDoor
 from vllm_supervisor.runtime.incidents import Incidents
 from vllm_supervisor.runtime.journal import LedgerJournal
+from vllm_supervisor.runtime.ledger_guard import LedgerGuard
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 from vllm_supervisor.runtime.loop import Loop
 from vllm_supervisor.runtime.picture import Identity, Picture
 from vllm_supervisor.runtime.service import ServiceManager
-from vllm_supervisor.runtime.show_load import LoadShow
+from vllm_supervisor.runtime.show import Show
 from vllm_supervisor.runtime.take_signals import Hearing, take_signals
+from vllm_supervisor.runtime.testimony import Testimony
 from vllm_supervisor.runtime.watch import Watch
 
 LEDGER = "ledger"  # the ledgers' directory in the state directory
@@ -117,16 +119,34 @@ class Supervisor:
             document=lambda: nursery.start_soon(self._write_down),
             enter=self._enter,
             save_evidence=self._save_evidence,
+            background=world.journal.in_background,
+            awaited=lambda: self._testimony.awaited,
+            leaving=lambda: self._loop.state.leaving,
             now=clock.monotonic,
         )
-        self._account = DoorAccount(world.journal, self._gate, clock.monotonic, self._on_refusal)
         health = plan.config.health
+        self._testimony = Testimony(
+            current=lambda: self._room.current,
+            gate=self._gate,
+            journal=world.journal,
+            interval=health.interval,
+            heard=self._hands.look,
+        )
+        self._guard = LedgerGuard(world.writer, self._gate, required=plan.config.ledger.required, say=self._say)
+        self._account = DoorAccount(
+            world.journal,
+            self._gate,
+            clock.monotonic,
+            late=self._on_refusal,
+            ledger_failed=self._guard.look,
+        )
         self._watch = Watch(
             state=lambda: self._loop.state,
             current=lambda: self._room.current,
             gate=self._gate,
             account=self._account,
             journal=world.journal,
+            testimony=self._testimony,
             policy=HealthPolicy(
                 waits=health.waits,
                 waits_slow=health.waits_slow,
@@ -190,6 +210,8 @@ class Supervisor:
             self._start_tasks()
             await self._nursery.start(partial(self._front_door().serve, list(world.listeners)))
             self._say("listening", f"listening on {', '.join(map(str, world.plan.listeners))}")
+            planned = timeouts.plan(world.policy.limits)
+            self._say("stop_plan", f"of a stop: {planned.sentence}", "info" if planned.fits else "warning")
             self._loop.tell(facts.Began())
             await self._loop.run(self._hands, after=self._after)
         except BaseException:
@@ -206,6 +228,8 @@ class Supervisor:
             state=lambda: self._loop.state,
             timeouts=self._timeouts,
             gate=self._gate,
+            background=lambda: self._journal.background,
+            summary=self._picture.ledger_summary,
             events=self._events,
             tell=self._loop.tell,
             say=self._say,
@@ -233,6 +257,7 @@ class Supervisor:
         )
         nursery.start_soon(self._tick)
         nursery.start_soon(self._watch.run)
+        nursery.start_soon(self._testimony.run)
         nursery.start_soon(self._service.feed_watchdog)
 
     def _front_door(self) -> FrontDoor:
@@ -263,15 +288,15 @@ class Supervisor:
         )
 
     async def _tick(self) -> None:
-        show = LoadShow(self._world.terminal)
+        show = Show(self._world.terminal, log=self._log, draining=self._draining)
         try:
             while True:
                 await trio.sleep(TICK)
                 self._journal.tick()
+                self._guard.look()
+                self._hands.look()
                 state = self._loop.state
-                line = show.tick(state, self._room.current)
-                if line:
-                    self._log.info("loading", sentence=line)
+                show.tick(state, self._room.current)
                 self._service.after(state)
         finally:
             show.clear()
@@ -307,6 +332,7 @@ class Supervisor:
                 self._journal.engine_processes(member.id for member in current.body.tree.remaining())
                 self._journal.engine("ready", fields)
             case "exited":
+                self._testimony.close()
                 self._journal.engine_gone()
                 self._journal.engine("exited", fields)
 
@@ -314,7 +340,7 @@ class Supervisor:
         self._record(orders.Record(event, sentence, level=level))
 
     def _on_refusal(self) -> None:
-        if self._loop.state.leaving:
+        if self._loop.state.drain.withdrawn_at is not None:
             self._loop.tell(facts.LateRequest())
 
     def _save_evidence(self, cause: str) -> None:
@@ -370,21 +396,30 @@ class Supervisor:
 
     def _sentence(self, state: State) -> str:
         """One line for `systemctl status`."""
-        oldest = self._gate.oldest()
         if state.leaving:
-            now = clock.monotonic()
-            return drain.sentence(
-                state.drain,
-                now,
-                in_flight=self._gate.in_flight,
-                oldest_s=None if oldest is None else now - oldest,
-            )
+            return self._drain_sentence(state)
         current = self._room.current
         if state.node is Node.STARTING and current is not None:
             return current.load.show(clock.monotonic() - current.started_at, None, 120)
         if state.problem:
             return f"{engine_state(state).value}: {state.problem}"
         return f"{engine_state(state).value}, {self._gate.in_flight} in flight"
+
+    def _drain_sentence(self, state: State) -> str:
+        now, oldest = clock.monotonic(), self._gate.oldest()
+        return drain.sentence(
+            state.drain,
+            now,
+            in_flight=self._gate.in_flight,
+            oldest_s=None if oldest is None else now - oldest,
+            background=self._journal.background,
+        )
+
+    def _draining(self) -> str | None:
+        """How a drain stands, for people who watch; None when a drain without a stop waits for nothing."""
+        state = self._loop.state
+        waits = state.leaving or self._gate.in_flight or self._journal.background
+        return self._drain_sentence(state) if waits else None
 
     def _timeouts(self) -> dict[str, object]:
         limits = self._world.policy.limits
