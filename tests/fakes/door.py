@@ -52,6 +52,13 @@ class FakeJournal:
     hold: trio.Event | None = None
     fails: bool = False  # as with ledger.required and a full disk
 
+    def accepted_now(self, request: OpenRequest) -> bool:
+        """Note the id at once, unless acceptances are held or fail."""
+        now = self.hold is None and not self.fails
+        if now:
+            self.accepted_ids.append(request.id)
+        return now
+
     async def accepted(self, request: OpenRequest) -> bool:
         """Note the id, unless the ledger is to fail."""
         if self.hold is not None:

@@ -71,5 +71,5 @@ def stop(options: GlobalOptions) -> None:
 def report(options: GlobalOptions, *, source: str, reason: str) -> None:
     """Hand in another watchdog's complaint: evidence for the verdict, never a restart by itself."""
     client = connect(options)
-    client.post("/report", {"source": source, "reason": reason})
-    click.echo("recorded")
+    answer = client.post("/report", {"source": source, "reason": reason})
+    click.echo(f"recorded; {answer.get('verdict', '?')}: {answer.get('sentence', '?')}")

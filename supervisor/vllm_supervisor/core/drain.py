@@ -339,18 +339,3 @@ TABLE: dict[tuple[Stage, type], Cell] = {
     (Stage.ENDED, EngineGone): _stay,
     (Stage.ENDED, Written): _stay,
 }
-
-
-def sentence(state: DrainState, now: float, *, in_flight: int, oldest_s: float | None, background: int = 0) -> str:
-    """Say how the drain goes, for people: "draining: 3 in flight, oldest 41 s, 22 s left"."""
-    parts = [f"{in_flight} in flight"]
-    if in_flight and oldest_s is not None:
-        parts.append(f"oldest {oldest_s:.0f} s")
-    if background:
-        parts.append(f"{background} answered and still running")
-    if state.deadline is not None:
-        parts.append(f"{max(0.0, state.deadline - now):.0f} s left")
-    head = "stopping the engine" if state.stage is Stage.STOPPING else state.phase.value.replace("_", " ")
-    if state.stage is Stage.OPEN:
-        head = "draining"
-    return f"{head}: {', '.join(parts)}"

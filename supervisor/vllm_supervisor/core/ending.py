@@ -60,7 +60,13 @@ MEANINGS: dict[Ending, Meaning] = {
         503,
         "the server stops and this request did not end in time",
     ),
-    Ending.LEDGER: Meaning(Outcome.FAILED, "ledger_unavailable", EndedBy.SUPERVISOR),  # it is refused like a late one
+    Ending.LEDGER: Meaning(
+        Outcome.FAILED,
+        "ledger_unavailable",
+        EndedBy.SUPERVISOR,
+        503,
+        "the ledger cannot be written, and ledger.required is set",
+    ),
     Ending.STOPPED: Meaning(Outcome.CANCELLED, "stopped", EndedBy.SUPERVISOR),
 }
 

@@ -58,9 +58,13 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed:
-    """The engine's command could not be started at all; `sentence` says why and what to do."""
+    """The engine's command could not be started at all; `sentence` says why and what to do.
+
+    `may_pass`: for want of something that may be there in a moment (memory, descriptors, room), not for what it is.
+    """
 
     sentence: str
+    may_pass: bool = False
 
 
 @dataclass(frozen=True, slots=True)

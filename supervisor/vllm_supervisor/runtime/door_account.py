@@ -40,6 +40,10 @@ class DoorAccount:
 
     # -- core.journal.Journal ----------------------------------------------------------------------------------------
 
+    def accepted_now(self, request: OpenRequest) -> bool:
+        """Pass on."""
+        return self._journal.accepted_now(request)
+
     async def accepted(self, request: OpenRequest) -> bool:
         """Pass on, and say at once that the ledger fails."""
         on_record = await self._journal.accepted(request)

@@ -103,6 +103,10 @@ class LedgerJournal:
 
     # -- what the front door says (core.journal.Journal) -------------------------------------------------------
 
+    def accepted_now(self, _request: OpenRequest) -> bool:
+        """Never without waiting: lines are written by a thread, because a disk may hang and the loop must not."""
+        return False
+
     async def accepted(self, request: OpenRequest) -> bool:
         """Write the acceptance; returns once it is in the file, or False if that failed and the ledger is required."""
         self.requests.accepted += 1

@@ -5,7 +5,6 @@ Rules:
 * Whatever happens in here, the engine's processes do not outlive it: a fault of ours kills the tree on its way out.
 """
 
-import random
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,19 +21,19 @@ from vllm_supervisor.adapters.output import Output
 from vllm_supervisor.adapters.sd_notify import Notifier
 from vllm_supervisor.adapters.signals import Signals
 from vllm_supervisor.adapters.terminal import StatusLine
+from vllm_supervisor.adapters.tls import Certificates
 from vllm_supervisor.adapters.upstream import Upstreams
-from vllm_supervisor.core import drain, facts, orders, timeouts
-from vllm_supervisor.core.admission import Gate, Rejection
+from vllm_supervisor.core import facts, orders, timeouts
+from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.events import Events
 from vllm_supervisor.core.front_door_settings import FrontDoorSettings
 from vllm_supervisor.core.ledger import RequestIds
-from vllm_supervisor.core.lifecycle import ImpossibleFact, Node, Policy, State, engine_state
+from vllm_supervisor.core.lifecycle import ImpossibleFact, Node, Policy, State
 from vllm_supervisor.core.own_status import OwnStatus
 from vllm_supervisor.core.plan import Plan
-from vllm_supervisor.core.retry_after import retry_after
 from vllm_supervisor.core.situation import HealthPolicy
-from vllm_supervisor.core.view import View
-from vllm_supervisor.core.words import Cut, Phase, Verdict
+from vllm_supervisor.core.words import Cut, Phase
+from vllm_supervisor.runtime.answers import Answers
 from vllm_supervisor.runtime.closing import Books, close_lost_runs
 from vllm_supervisor.runtime.control import Control
 from vllm_supervisor.runtime.door_account import DoorAccount
@@ -47,6 +46,7 @@ from vllm_supervisor.runtime.ledger_guard import LedgerGuard
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 from vllm_supervisor.runtime.loop import Loop
 from vllm_supervisor.runtime.picture import Identity, Picture
+from vllm_supervisor.runtime.reload import Reload
 from vllm_supervisor.runtime.service import ServiceManager
 from vllm_supervisor.runtime.show import Show
 from vllm_supervisor.runtime.take_signals import Hearing, take_signals
@@ -61,6 +61,14 @@ SERVING = (Node.READY, Node.EXAMINING, Node.EMPTYING, Node.CUTTING)
 
 
 @dataclass(frozen=True, slots=True)
+class Listener:
+    """A socket of the public address, bound and listening, and its address for people."""
+
+    sock: socket.socket
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """Everything the composition root has made for one run."""
 
@@ -69,11 +77,12 @@ class World:
     instance: str
     signals: Signals
     hangup_ignored: bool
-    listeners: Sequence[socket.socket]
+    listeners: Sequence[Listener]
+    certificates: Certificates | None  # None: plain HTTP
     control: socket.socket
     output: Output
     terminal: tuple[StatusLine, Output] | None
-    on_terminal: bool
+    hangs_up: bool  # we have a controlling terminal, whose end is told to us by HUP
     log: Any
     writer: LedgerWriter
     journal: LedgerJournal
@@ -108,7 +117,7 @@ class Supervisor:
             cgroup=world.cgroup,
             tell=self._loop.tell,
             forward=world.output.put,
-            requests_lost=lambda: world.journal.requests.why[Cut.ENGINE_FAILED],
+            requests_lost=lambda: sum(world.journal.requests.why[cut] for cut in Cut),
             log=world.log,
         )
         self._hands = Hands(
@@ -118,7 +127,7 @@ class Supervisor:
             tell=self._loop.tell,
             document=lambda: nursery.start_soon(self._write_down),
             enter=self._enter,
-            save_evidence=self._save_evidence,
+            save_evidence=lambda cause: nursery.start_soon(self._examine, cause),
             background=world.journal.in_background,
             awaited=lambda: self._testimony.awaited,
             leaving=lambda: self._loop.state.leaving,
@@ -167,7 +176,7 @@ class Supervisor:
                 pid=world.journal.identity.pid,
                 began=clock.monotonic(),
                 release=world.journal.identity.release,
-                listeners=tuple(map(str, plan.listeners)),
+                listeners=tuple(listener.address for listener in world.listeners),
             ),
             state=lambda: self._loop.state,
             gate=self._gate,
@@ -185,6 +194,14 @@ class Supervisor:
             reraise=plan.config.exit.reraise,
             is_pid1=world.policy.is_pid1,
         )
+        self._answers = Answers(
+            state=lambda: self._loop.state,
+            gate=self._gate,
+            watch=self._watch,
+            current=lambda: self._room.current,
+            background=lambda: self._journal.background,
+            limits=world.policy.limits,
+        )
         self._incidents = Incidents(
             plan.state_dir / INCIDENTS,
             run=world.run,
@@ -197,21 +214,30 @@ class Supervisor:
         self._service = ServiceManager(
             world.notifier,
             ready_when=plan.config.systemd.ready,
-            sentence=self._sentence,
+            sentence=self._answers.sentence,
             stop_takes_s=lambda state: state.drain.budget.total,
+        )
+        self._reload = Reload(
+            world.certificates,
+            refresh=plan.tls is not None and plan.tls.refresh,
+            service=self._service,
+            state=lambda: self._loop.state,
+            tell=self._loop.tell,
+            say=self._say,
         )
 
     async def run(self) -> OwnStatus:
         """Live; return how to end."""
         world = self._world
-        world.writer.start()
         self._journal.life()
         try:
             self._start_tasks()
-            await self._nursery.start(partial(self._front_door().serve, list(world.listeners)))
-            self._say("listening", f"listening on {', '.join(map(str, world.plan.listeners))}")
+            sockets = [listener.sock for listener in world.listeners]
+            await self._nursery.start(partial(self._front_door().serve, sockets))
+            self._say("listening", f"listening on {', '.join(listener.address for listener in world.listeners)}")
             planned = timeouts.plan(world.policy.limits)
-            self._say("stop_plan", f"of a stop: {planned.sentence}", "info" if planned.fits else "warning")
+            if planned.outer is not None:
+                self._say("stop_plan", f"for a stop: {planned.sentence}", "info" if planned.fits else "warning")
             self._loop.tell(facts.Began())
             await self._loop.run(self._hands, after=self._after)
         except BaseException:
@@ -226,7 +252,7 @@ class Supervisor:
         control = Control(
             status=self._picture.status,
             state=lambda: self._loop.state,
-            timeouts=self._timeouts,
+            timeouts=self._answers.timeouts,
             gate=self._gate,
             background=lambda: self._journal.background,
             summary=self._picture.ledger_summary,
@@ -241,8 +267,8 @@ class Supervisor:
             tell=self._loop.tell,
             say=self._say,
             forward=lambda signum: self._room.current is not None and self._room.current.body.child.send(signum),
-            evidence=self._save_evidence,
-            reload=self._reload,
+            evidence=lambda cause: nursery.start_soon(self._write_bundle, cause),
+            reload=self._reload.asked,
         )
         nursery.start_soon(control_server.serve, world.control, control, self._on_control_fault)
         nursery.start_soon(
@@ -250,7 +276,7 @@ class Supervisor:
                 take_signals,
                 world.signals,
                 hearing,
-                on_terminal=world.on_terminal,
+                hangs_up=world.hangs_up,
                 hangup_ignored=world.hangup_ignored,
                 forwarded=world.plan.config.signals.forward,
             )
@@ -263,6 +289,7 @@ class Supervisor:
     def _front_door(self) -> FrontDoor:
         plan = self._world.plan
         config = plan.config.front_door
+        certificates = self._world.certificates
         return FrontDoor(
             gate=self._gate,
             journal=self._account,
@@ -281,14 +308,15 @@ class Supervisor:
                 root_path=plan.root_path,
             ),
             engine=self._engine,
-            view=self._view,
+            view=self._answers.view,
             exposition=self._picture.exposition,
-            retry_after=self._retry_after,
+            retry_after=self._answers.retry_after,
             log=self._log,
+            tls=None if certificates is None else certificates.current,
         )
 
     async def _tick(self) -> None:
-        show = Show(self._world.terminal, log=self._log, draining=self._draining)
+        show = Show(self._world.terminal, log=self._log, draining=self._answers.draining)
         try:
             while True:
                 await trio.sleep(TICK)
@@ -343,18 +371,16 @@ class Supervisor:
         if self._loop.state.drain.withdrawn_at is not None:
             self._loop.tell(facts.LateRequest())
 
-    def _save_evidence(self, cause: str) -> None:
-        self._nursery.start_soon(self._write_bundle, cause)
+    async def _examine(self, cause: str) -> None:
+        """Write the bundle of an engine that is condemned, then let it go."""
+        await self._write_bundle(cause)
+        self._loop.tell(facts.EvidenceSaved())
 
     async def _write_bundle(self, cause: str) -> None:
         said, problems = await self._incidents.write(cause, self._loop.state.incarnation, self._room.current)
         self._say("incident", said)
         if problems:
             self._say("incident_gaps", "; ".join(problems), "warning")
-        self._loop.tell(facts.EvidenceSaved())
-
-    def _reload(self) -> None:
-        """Certificates are read again by the front door; nothing else changes at run time."""
 
     async def _recover(self) -> None:
         directory = self._world.plan.state_dir / LEDGER
@@ -373,59 +399,6 @@ class Supervisor:
         self._say("ended", f"{line}; gave up: {state.problem}" if state.give_up_status else line)
         self._loop.tell(facts.Documented())
 
-    # -- what others ask ---------------------------------------------------------------------------------------------
-
-    def _view(self) -> View:
-        """The state of the moment as the public address shows it."""
-        state = self._loop.state
-        judged = self._watch.judgement
-        degraded = judged is not None and judged.verdict is Verdict.DEGRADED
-        ready = self._gate.reason is None and state.node is Node.READY and not degraded
-        reason = "" if ready else self._gate.sentence or (judged.sentence if degraded and judged else state.problem)
-        return View(state.phase, engine_state(state), reason, ready, state.started)
-
-    def _retry_after(self, rejection: Rejection) -> int:
-        state, now = self._loop.state, clock.monotonic()
-        remaining = None
-        if state.leaving:
-            remaining = state.drain.deadline - now if state.drain.deadline is not None else None
-        elif state.load_s is not None:
-            loading = state.node is Node.STARTING and state.spawned_at is not None
-            remaining = state.load_s - (now - (state.spawned_at or now) if loading else 0.0)
-        return retry_after(rejection, remaining, random.random())  # noqa: S311 - spreads a crowd, guards nothing
-
-    def _sentence(self, state: State) -> str:
-        """One line for `systemctl status`."""
-        if state.leaving:
-            return self._drain_sentence(state)
-        current = self._room.current
-        if state.node is Node.STARTING and current is not None:
-            return current.load.show(clock.monotonic() - current.started_at, None, 120)
-        if state.problem:
-            return f"{engine_state(state).value}: {state.problem}"
-        return f"{engine_state(state).value}, {self._gate.in_flight} in flight"
-
-    def _drain_sentence(self, state: State) -> str:
-        now, oldest = clock.monotonic(), self._gate.oldest()
-        return drain.sentence(
-            state.drain,
-            now,
-            in_flight=self._gate.in_flight,
-            oldest_s=None if oldest is None else now - oldest,
-            background=self._journal.background,
-        )
-
-    def _draining(self) -> str | None:
-        """How a drain stands, for people who watch; None when a drain without a stop waits for nothing."""
-        state = self._loop.state
-        waits = state.leaving or self._gate.in_flight or self._journal.background
-        return self._drain_sentence(state) if waits else None
-
-    def _timeouts(self) -> dict[str, object]:
-        limits = self._world.policy.limits
-        state = self._loop.state.drain
-        return timeouts.as_json(limits, state.budget if state.stops else timeouts.plan(limits))
-
     # -- faults of ours ----------------------------------------------------------------------------------------------
 
     def _on_impossible(self, fault: ImpossibleFact) -> None:
@@ -437,6 +410,7 @@ class Supervisor:
 
 async def supervise(world: World) -> OwnStatus:
     """Run the supervisor to its end; return how to end the process."""
+    world.writer.start()  # before any task: a mistake of setting up is told as such, not as a fault among tasks
     async with trio.open_nursery() as nursery:
         status = await Supervisor(world, nursery).run()
         nursery.cancel_scope.cancel()

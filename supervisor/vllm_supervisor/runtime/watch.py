@@ -89,17 +89,18 @@ class Watch:
 
     async def run(self) -> None:
         """Look every interval, and at once when somebody asks."""
-        self._due, self._offset = clock.monotonic(), _suspended()
+        self._due, self._offset = clock.monotonic() + self._interval, _suspended()
         async with trio.open_nursery() as nursery:
             while True:
-                self._due += self._interval
-                if self._due < clock.monotonic():  # a late tick is not made up for by a burst
-                    self._due = clock.monotonic() + self._interval
                 self._wanted = trio.Event()
-                with trio.move_on_after(self._due - clock.monotonic()) as waiting:
+                with trio.move_on_after(self._due - clock.monotonic()):
                     await self._wanted.wait()
-                asked = not waiting.cancelled_caught
-                late = 0.0 if asked else max(0.0, clock.monotonic() - self._due)
+                now = clock.monotonic()
+                late = max(0.0, now - self._due)
+                if now >= self._due:  # a look that was asked for leaves the next tick where it is
+                    self._due += self._interval
+                    if self._due < now:  # a late tick is not made up for by a burst
+                        self._due = now + self._interval
                 self._look(nursery, late + self._slept())
 
     def look_now(self) -> None:
