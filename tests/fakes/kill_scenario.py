@@ -27,7 +27,7 @@ LONGEST = 0.5  # seconds from the first answer to the kill, at most
 
 def _user(url: str, chance: random.Random, seen: set[str], over: threading.Event) -> None:
     """Ask for one answer after the other, streamed or whole, and note the ledger id of each that began."""
-    with httpx.Client(base_url=url, timeout=30.0, trust_env=False, verify=False) as http:  # no CA list to load
+    with httpx.Client(base_url=url, timeout=30.0, trust_env=False) as http:
         while not over.is_set():
             body = chat_body(stream=chance.random() < 0.7, max_tokens=chance.choice((1, 4, 400)), ignore_eos=True)
             with (
