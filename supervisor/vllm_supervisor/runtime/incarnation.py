@@ -83,6 +83,7 @@ class Incarnation:
         self._said_dead = trio.Event()
         self._over = trio.Event()
         self._ended_at: float | None = None
+        self._going_since: float | None = None
 
     async def run(self, readiness: Readiness) -> None:
         """Watch over this life; returns when its main process has ended and its output was read."""
@@ -95,12 +96,28 @@ class Incarnation:
                 raw = await self.body.child.wait()
                 watchers.cancel_scope.cancel()
             self._ended_at = clock.monotonic()
+            self._goes()
             self._tell(facts.Exited(raw))
             self._over.set()
             # What is left of the tree may hold the pipes open: the sweep ends it, and then this ends.
 
+    @property
+    def going_since(self) -> float:
+        """When its end began: our first signal, or its death (monotonic seconds)."""
+        return clock.monotonic() if self._going_since is None else self._going_since
+
+    def _goes(self) -> None:
+        if self._going_since is None:
+            self._going_since = clock.monotonic()
+
+    def terminate(self) -> None:
+        """TERM to its main process, once."""
+        self._goes()
+        self.body.child.terminate()
+
     def kill(self) -> None:
         """KILL to every process of it that is there just now."""
+        self._goes()
         if isinstance(self.body.group, EngineGroup):
             self.body.group.kill()
         processes.kill(member.id for member in self.body.tree.remaining())
