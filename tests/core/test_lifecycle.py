@@ -172,7 +172,7 @@ def test_stop_drains_then_terminates_once() -> None:
     assert orders.CloseGate(ClosedReason.STOPPING) in given
     assert kinds(given)[-1] is orders.WatchDrain
     assert life.state.phase is Phase.DRAINING
-    assert kinds(life.tell(facts.Drained())) == [orders.CutInFlight, orders.WatchDrain]
+    assert kinds(life.tell(facts.Drained())) == [orders.CutInFlight, orders.WatchCut]
     assert kinds(life.tell(facts.Drained())) == [orders.Terminate]
     assert orders.Document in kinds(life.tell(facts.Exited(-15), facts.SweepDone()))
     assert (life.state.node, life.state.phase) == (Node.GONE, Phase.DOCUMENTING)

@@ -11,11 +11,14 @@ from vllm_supervisor.core.words import ClosedReason, Cut
 
 
 def wait_for_cut(state: State, kill_at: float, moment: Moment, policy: Policy) -> Step:
-    """Let cut exchanges end before TERM: an engine with an open connection may never exit (vLLM 0.32)."""
+    """Let cut exchanges end before TERM: an engine with an open connection may never exit (vLLM 0.32).
+
+    And let it confirm that it has stopped their work: after TERM it may have no time to.
+    """
     return replace(state, node=Node.CUTTING, kill_at=kill_at), [
         orders.ClearTimer(Timer.EMPTY),
         orders.SetTimer(Timer.CUT, min(moment.now + policy.cut_grace, kill_at)),
-        orders.WatchDrain(),
+        orders.WatchCut(),
     ]
 
 

@@ -164,7 +164,7 @@ class EngineKillOrdered:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Nothing is in flight at the front door any more."""
+    """What was watched for holds: nothing is in flight and runs on, or what was cut has ended and is accounted for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from vllm_supervisor.adapters.terminal import StatusLine, controls_us, is_termin
 from vllm_supervisor.adapters.tls import Certificates
 from vllm_supervisor.core.address import UnixAddress
 from vllm_supervisor.core.config_sections import Config
-from vllm_supervisor.core.ledger import Clock
+from vllm_supervisor.core.ledger import Clock, LedgerPolicy
 from vllm_supervisor.core.lifecycle import Policy
 from vllm_supervisor.core.plan import Plan
 from vllm_supervisor.core.restart import RestartPolicy
@@ -44,7 +44,7 @@ from vllm_supervisor.core.signal_names import NUMBERS
 from vllm_supervisor.core.signal_policy import STRAY
 from vllm_supervisor.core.timeouts import Limits
 from vllm_supervisor.runtime.journal import LedgerJournal, LineFactory, RunIdentity
-from vllm_supervisor.runtime.ledger_writer import LedgerPolicy, LedgerWriter
+from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 from vllm_supervisor.runtime.supervise import LEDGER, Listener, World, supervise
 
 FLUSH_WITHIN = 1.0  # seconds for our last lines to be taken
@@ -169,7 +169,7 @@ def _ledgers(plan: Plan, run_id: str) -> tuple[LedgerJournal, LedgerWriter]:
         header=lines.header,
         gap=lines.gap,
     )
-    return LedgerJournal(identity, stamps, writer), writer
+    return LedgerJournal(identity, stamps, writer, required=config.required), writer
 
 
 def _policy(plan: Plan, *, on_terminal: bool, has_notify: bool) -> Policy:
