@@ -62,7 +62,9 @@ class Rig:
     def run(self, *words: str, within: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run a command inside, as root."""
         argv = [str(self._script), "exec", str(self._dir), *words]
-        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=within, check=False)
+        return subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=within, check=False
+        )
 
     def systemctl(self, *words: str) -> str:
         """Run systemctl inside; it must succeed."""
@@ -117,7 +119,9 @@ class Unit:
         inside = self.show("MainPID")
         for pid in self.pids():
             with contextlib.suppress(OSError):
-                line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line[:6] == "NSpid:")
+                line = next(
+                    line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line[:6] == "NSpid:"
+                )
                 if line.split()[-1] == inside:
                     return pid
         raise AssertionError(f"no main process {inside} among {self.pids()}\n{self.words()}")
@@ -174,7 +178,6 @@ class Unit:
     def __exit__(self, *_: object) -> None:
         """Clean up."""
         self.remove()
-
 
 
 def lives(pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,15 +13,21 @@ from typing import Any
 import httpx
 import pytest
 
-from fakes.supervisor_process import Account, Client, StartMock, free_port
+from fakes.supervisor_process import Account, Client, StartMock, Supervisor, free_port
 
 QUICK = ("--set", "restart.backoff=20ms", "--set", "restart.backoff_max=50ms")
 AT_ONCE = ("--mock-start-time", "0s")
 
 
-def segments() -> set[str]:
-    """Give the names of the stand-in's kind in /dev/shm."""
-    return {path.name for path in Path("/dev/shm").glob("psm_*")}
+def segment_of(supervisor: Supervisor) -> Path:
+    """Give the segment in /dev/shm that the running EngineCore maps; others of the machine are not looked at."""
+
+    def look() -> Path | None:
+        maps = Path(f"/proc/{supervisor.named('VLLM::EngineCore').pid}/maps").read_text()
+        found = re.search(r" (/dev/shm/psm_\w+)$", maps, re.MULTILINE)
+        return Path(found[1]) if found else None
+
+    return supervisor.until(look, within=10.0, what="a segment that is mapped")
 
 
 @contextmanager
@@ -81,20 +88,24 @@ def test_long_loads_and_short_lives_end_and_exit_0_is_a_crash(start_mock: StartM
 
     What outlives a main process goes with its shared memory, and the reading of the end is the one of `explain-exit`.
     """
-    before = segments()
-    # The supervisor's first request and the second, ours, are answered; then it ends with 0 and leaves its children.
+    # After two answers it ends with 0 and leaves its children.
     loop = ("--mock-fault", "exit=0@2req", "--mock-fault", "own_session", "--mock-fault", "shm")
     window = ("--set", "restart.within=100ms", "--set", "restart.max=1")
     supervisor, client = start_mock(*loop, "--mock-start-time", "300ms", before=(*QUICK, *window))
     for life in (1, 2):
         supervisor.until(client.is_ready, within=15.0, what=f"engine {life} is ready")
-        client.chat()
-        supervisor.until(lambda ends=life: len(supervisor.events("exited")) == ends, within=10.0, what="its end")
+        segment = segment_of(supervisor)
+
+        def over(ends: int = life) -> bool:
+            client.chat()
+            return len(supervisor.events("exited")) == ends
+
+        supervisor.until(over, within=10.0, what="its end after some answers")
+        assert not segment.exists()
     supervisor.until(lambda: supervisor.events("parked"), within=10.0, what="parked")
     ends = supervisor.events("exited")
     assert [(end["raw"], end["cause"], end["level"]) for end in ends] == [(0, "exited", "error")] * 2
     assert ["VLLM::EngineCore" in swept["sentence"] for swept in supervisor.events("swept")] == [True, True]
-    assert segments() == before
     expect_parked(client, "crash 2")
     explained = json.loads(account.tool("explain-exit", "0", "--json").stdout)["engine"]["serving"]
     assert explained["cause"] == ends[0]["cause"]
@@ -103,13 +114,13 @@ def test_long_loads_and_short_lives_end_and_exit_0_is_a_crash(start_mock: StartM
 
 def test_each_part_may_die_under_load(start_mock: StartMock, account: Account) -> None:
     """Main process, EngineCore (with a main process that would never exit) and Worker: clients are told, all is replaced."""
-    before = segments()
     shape = ("--mock-fault", "shm", "--max-model-len", "1m", *AT_ONCE)
     supervisor, client = start_mock(*shape, before=(*QUICK, "--set", "restart.max=9"))
     causes = {"vllm": "killed", "VLLM::EngineCore": "part_died", "VLLM::Worker": "part_died"}
     for life, (name, cause) in enumerate(causes.items(), start=1):
         supervisor.until(client.is_ready, within=15.0, what=f"engine {life} is ready")
         assert client.post("/mock/fault", {"name": "wedged_exit"}).status_code == 200
+        segment = segment_of(supervisor)
         got: list[str] = []
         with client.stream(max_tokens=100_000, ignore_eos=True) as stream, suppress(httpx.TransportError):
             got.append(next(stream))
@@ -121,6 +132,7 @@ def test_each_part_may_die_under_load(start_mock: StartMock, account: Account) -
             lambda life=life: supervisor.events("exited")[life - 1 :], within=10.0, what=f"the end of engine {life}"
         )[0]
         assert (end["cause"], end["requests_lost"]) == (cause, 1)
+        assert not segment.exists()
         assert name == "vllm" or name in end["sentence"]
     supervisor.until(client.is_ready, within=15.0, what="the last engine is ready")
     told = restarts(account, client)
@@ -129,7 +141,6 @@ def test_each_part_may_die_under_load(start_mock: StartMock, account: Account) -
     assert 0 < told["last"]["ready_after_s"] < 15
     supervisor.signal(signal.SIGTERM)
     assert supervisor.ends(within=10.0) == 0, supervisor.words()
-    assert segments() == before
     account.expect_nothing_left()
 
 
@@ -206,15 +217,16 @@ def test_a_start_that_cannot_succeed_is_tried_once(
 
 def test_a_killed_supervisor_leaves_no_rival(start_mock: StartMock, account: Account) -> None:
     """The next start names what is left or ends it, clears it, becomes ready, and closes the books of the lost run."""
-    before = segments()
     shape = ("--mock-fault", "shm", "--max-model-len", "1m", *AT_ONCE)
     same = ("--name", "same")
     first, client = start_mock(*shape, before=same)
     first.until(client.is_ready, within=10.0, what="ready")
+    segment = segment_of(first)
     with client.stream(max_tokens=100_000, ignore_eos=True) as stream:
         next(stream)
         first.kill()
     left = [process for process in account.leftovers() if process.name.startswith("VLLM")]
+    assert segment.exists()
     assert len(left) == 2, "nothing was left behind, so nothing is shown"
 
     refused, _ = start_mock(*shape, before=(*same, "--set", "engine.sweep=false"))
@@ -229,7 +241,7 @@ def test_a_killed_supervisor_leaves_no_rival(start_mock: StartMock, account: Acc
     (swept,) = second.events("swept_earlier")
     assert all(f"pid {process.pid}" in swept["sentence"] for process in left)
     assert not set(left) & set(account.leftovers())
-    assert len(segments() - before) == 1, "only the new engine's"
+    assert not segment.exists()
     homes = {path.name.split("-")[1] for path in (account.home / "run/vllm-supervisor/same").glob("engine-*")}
     assert len(homes) == 1
     second.until(lambda: second.events("recovered"), within=10.0, what="recovered")
@@ -238,7 +250,6 @@ def test_a_killed_supervisor_leaves_no_rival(start_mock: StartMock, account: Acc
     assert second.ends(within=10.0) == 0, second.words()
     audit = account.tool(*same, "ledger", "audit")
     assert audit.returncode == 0, audit
-    assert segments() == before
     account.expect_nothing_left()
 
 

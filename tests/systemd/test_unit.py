@@ -28,7 +28,11 @@ def test_the_shipped_unit_serves_as_it_is(rig: Rig) -> None:
         assert {process["name"] for process in status["engine"]["processes"]} >= {"VLLM::EngineCore", "VLLM::Worker"}
         before = unit.pids()
         rig.systemctl("stop", unit.name)
-        assert (unit.show("Result"), unit.show("ExecMainStatus"), unit.show("ActiveState")) == ("success", "0", "inactive")
+        assert (unit.show("Result"), unit.show("ExecMainStatus"), unit.show("ActiveState")) == (
+            "success",
+            "0",
+            "inactive",
+        )
         assert not [pid for pid in before if lives(pid)]
 
 
@@ -111,7 +115,11 @@ def test_term_to_everybody_costs_only_what_the_engine_drops(rig: Rig) -> None:
         assert not any(seen.complete for seen in streams.seen)
         assert not [pid for pid in before if lives(pid)]
         summary = rig.run(
-            "/opt/vllm-supervisor/bin/vllm-supervisor", "ledger", "audit", "--state-dir", f"/var/lib/vllm-supervisor/{unit.port}"
+            "/opt/vllm-supervisor/bin/vllm-supervisor",
+            "ledger",
+            "audit",
+            "--state-dir",
+            f"/var/lib/vllm-supervisor/{unit.port}",
         )
         assert summary.returncode == 0, summary.stdout + summary.stderr
 
@@ -133,7 +141,11 @@ def test_a_deadlocked_loop_is_ended_by_the_watchdog(rig: Rig) -> None:
         unit.start()
         old = unit.pids()
         with main_thread_stopped(unit.pid):
-            unit.until(lambda: "watchdog" in unit.rig.run("systemctl", "status", unit.name).stdout or None, within=20.0, what="the watchdog")
+            unit.until(
+                lambda: "watchdog" in unit.rig.run("systemctl", "status", unit.name).stdout or None,
+                within=20.0,
+                what="the watchdog",
+            )
             unit.until(lambda: not [pid for pid in old if lives(pid)], within=20.0, what="the old engine gone")
         unit.until(lambda: unit.show("NRestarts") == "1", within=20.0, what="the next life")
         unit.until(client.is_ready, within=20.0, what="ready again")
@@ -143,8 +155,15 @@ def test_an_engine_that_ends_with_0_is_restarted_by_us_and_by_nobody_else(rig: R
     """A killed EngineCore: bare `vllm serve` ends with 0, "success" to systemd, and stays down; under us it comes back."""
     options = "serve tiny --host 127.0.0.1 --mock-death-time 500ms"
     bare_port = free_port()
-    rig.write("/run/systemd/system/bare.service", f"[Service]\nRestart=on-failure\nExecStart=/opt/vllm/bin/vllm {options} --port {bare_port}\n")
-    with Unit(rig, free_port(), "--mock-death-time 500ms") as unit, Client(unit.port) as client, Client(bare_port) as bare:
+    rig.write(
+        "/run/systemd/system/bare.service",
+        f"[Service]\nRestart=on-failure\nExecStart=/opt/vllm/bin/vllm {options} --port {bare_port}\n",
+    )
+    with (
+        Unit(rig, free_port(), "--mock-death-time 500ms") as unit,
+        Client(unit.port) as client,
+        Client(bare_port) as bare,
+    ):
         rig.systemctl("start", "bare.service")
         unit.start()
         unit.until(lambda: bare.listens() and bare.get("/health").status_code == 200, within=15.0, what="the bare one")
@@ -155,8 +174,18 @@ def test_an_engine_that_ends_with_0_is_restarted_by_us_and_by_nobody_else(rig: R
                 if open(f"/proc/{pid}/comm").read().startswith("VLLM::EngineCor"):  # noqa: PTH123, SIM115
                     os.kill(pid, signal.SIGKILL)
         os.kill(unit.named("VLLM::EngineCore"), signal.SIGKILL)
-        unit.until(lambda: rig.run(*show).stdout.split() == ["success", "inactive", "0"] or rig.run(*show).stdout.split() == ["inactive", "success", "0"] or None, within=20.0, what=f"bare: {rig.run(*show).stdout}")
-        unit.until(lambda: unit.status()["engine"]["incarnation"] == 2 and client.is_ready(), within=20.0, what="engine 2")
+        unit.until(
+            lambda: (
+                rig.run(*show).stdout.split() == ["success", "inactive", "0"]
+                or rig.run(*show).stdout.split() == ["inactive", "success", "0"]
+                or None
+            ),
+            within=20.0,
+            what=f"bare: {rig.run(*show).stdout}",
+        )
+        unit.until(
+            lambda: unit.status()["engine"]["incarnation"] == 2 and client.is_ready(), within=20.0, what="engine 2"
+        )
         assert unit.show("NRestarts") == "0"
 
 

@@ -78,7 +78,7 @@ class Incarnation:
         self.started_at = started_at
         self._tell = tell
         self._pump = Pump(body.child.stdout, body.child.stderr, forward=forward, on_line=self._line)
-        self._watched: set[ProcessId] = set()
+        self._watched: dict[ProcessId, str] = {}  # its parts, by name
         self._segments = leftovers.Segments()
         self._said_dead = trio.Event()
         self._over = trio.Event()
@@ -91,7 +91,7 @@ class Incarnation:
             output.start_soon(self._pump.run)
             async with trio.open_nursery() as watchers:
                 watchers.start_soon(self._watch_tree, watchers)
-                watchers.start_soon(self._become_ready, readiness)
+                watchers.start_soon(self._become_ready, readiness, watchers)
                 watchers.start_soon(self._watch_words)
                 raw = await self.body.child.wait()
                 watchers.cancel_scope.cancel()
@@ -167,19 +167,27 @@ class Incarnation:
         """See each of vLLM's own processes end at once, by its pidfd; new ones are looked for."""
         segments_due = 0.0
         while True:
-            members = self.body.tree.look()
-            for member in members:
-                if member.id not in self._watched and member.id != self.body.child.id and _is_part(member):
-                    self._watched.add(member.id)
-                    nursery.start_soon(self._watch_member, member)
-            if clock.monotonic() >= segments_due:
-                self._segments.look(member.id.pid for member in members if not member.dead)
+            segments = clock.monotonic() >= segments_due
+            if segments:
                 segments_due = clock.monotonic() + (SEGMENTS_EVERY if self.ready else LOOK_EVERY)
+            self._look(nursery, segments=segments)
             await trio.sleep(LOOK_LATER if self.ready else LOOK_EVERY)
+
+    def _look(self, nursery: trio.Nursery, *, segments: bool) -> None:
+        """Watch the parts that are new, those too that ended before they were seen; with `segments` note their memory."""
+        members = self.body.tree.look()
+        for member in members:
+            if member.id not in self._watched and member.id != self.body.child.id and member.name.startswith(TITLES):
+                self._watched[member.id] = member.name
+                nursery.start_soon(self._watch_member, member)
+        if segments:
+            self._segments.look(member.id.pid for member in members if not member.dead)
 
     async def _watch_member(self, member: Member) -> None:
         await processes.watch(member.id)
-        self._tell(facts.MemberDied(member.id.pid, member.name))
+        others = [one for one in self._watched if one != member.id and processes.ended(one)]
+        named = tuple(f"{self._watched[one]} (pid {one.pid})" for one in others)
+        self._tell(facts.MemberDied(member.id.pid, member.name, named))
 
     async def _watch_words(self) -> None:
         """An engine that says it is dead is asked once more: words alone, which a client may have chosen, end nothing."""
@@ -192,18 +200,18 @@ class Incarnation:
             self._said_dead = trio.Event()
         self._tell(facts.ReportedDead(f"the engine said that it is dead and did not end within {DEAD_FOR:g} s"))
 
-    async def _become_ready(self, readiness: Readiness) -> None:
+    async def _become_ready(self, readiness: Readiness, watchers: trio.Nursery) -> None:
         """Ask until the engine is ready; the start deadline, not this task, ends a load that leads nowhere."""
         address = self.body.address
         if address is None:
-            self._ready("it has no HTTP front to ask")
+            self._ready("it has no HTTP front to ask", watchers)
             return
         while True:
             check = await _ask(address, readiness)
             if check.check.ready:
                 break
             await trio.sleep(ASK_EVERY if check.check is ReadyCheck.REFUSED else ASK_AGAIN)
-        self._ready(check.sentence if check.check is ReadyCheck.UNPROVEN else "")
+        self._ready(check.sentence if check.check is ReadyCheck.UNPROVEN else "", watchers)
 
     def _beacon_reports(self) -> bool:
         if self.body.beacon is None:
@@ -214,17 +222,13 @@ class Incarnation:
         finally:
             reader.close()
 
-    def _ready(self, note: str) -> None:
+    def _ready(self, note: str, watchers: trio.Nursery) -> None:
         if self.body.beacon_required and not self._beacon_reports():
             self._tell(facts.SpawnFailed("the engine reports no steps, and engine.beacon = require; set it to auto"))
             return
         self.ready = True
-        self.note_segments()
+        self._look(watchers, segments=True)
         self._tell(facts.BecameReady(note))
-
-
-def _is_part(member: Member) -> bool:
-    return not member.dead and member.name.startswith(TITLES)
 
 
 async def _ask(address: Address, readiness: Readiness) -> ReadyResult:
