@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import psutil
@@ -186,37 +187,39 @@ def test_a_killed_supervisor_leaves_no_rival(
     account.expect_nothing_left()
 
 
+class Doomed(NamedTuple):
+    """A start that cannot succeed: `how` is restart.on_give_up, `status` None where that parks."""
+
+    how: str
+    terminal: bool
+    options: tuple[str, str]
+    reason: str
+    status: int | None
+
+
 @pytest.mark.parametrize(
-    ("how", "terminal", "options", "reason", "status"),
+    "doomed",
     [
-        ("auto", True, ("--no-such-option", "3"), "--no-such-option", 78),
-        ("exit", False, ("--max-model-len", "10000000"), "max_model_len (10000000)", 78),
-        ("auto", False, ("--tokenizer", "/nowhere/at/all"), "/nowhere/at/all", None),
-        ("park", True, ("--dtype", "float7"), "--dtype", None),
+        Doomed("auto", True, ("--no-such-option", "3"), "--no-such-option", 78),
+        Doomed("exit", False, ("--max-model-len", "10000000"), "max_model_len (10000000)", 78),
+        Doomed("auto", False, ("--tokenizer", "/nowhere/at/all"), "/nowhere/at/all", None),
+        Doomed("park", True, ("--dtype", "float7"), "--dtype", None),
     ],
+    ids=lambda doomed: doomed.options[0],
 )
-def test_a_start_that_cannot_succeed_is_tried_once(
-    how: str,
-    terminal: bool,
-    options: tuple[str, ...],
-    reason: str,
-    status: int | None,
-    engine: TinyEngine,
-    account: Account,
-) -> None:
+def test_a_start_that_cannot_succeed_is_tried_once(doomed: Doomed, engine: TinyEngine, account: Account) -> None:
     """One attempt in each mode; the reason stands in the last line, or at the address, in the status and in the log."""
-    supervisor, client = engine.serve(
-        account, *options, before=("--set", f"restart.on_give_up={how}", "--set", "log.format=json"), terminal=terminal
-    )
+    how = ("--set", f"restart.on_give_up={doomed.how}", "--set", "log.format=json")
+    supervisor, client = engine.serve(account, *doomed.options, before=how, terminal=doomed.terminal)
     with client:
-        if status is not None:
-            assert supervisor.ends(within=60.0) == status, supervisor.words()
-            assert reason in supervisor.err.text.strip().splitlines()[-1]
+        if doomed.status is not None:
+            assert supervisor.ends(within=60.0) == doomed.status, supervisor.words()
+            assert doomed.reason in supervisor.err.text.strip().splitlines()[-1]
         else:
             supervisor.until(lambda: supervisor.events("parked"), within=60.0, what="parked")
-            assert reason in supervisor.events("parked")[0]["sentence"]
-            assert reason in client.get("/readyz").json()["reason"]
-            assert reason in json.loads(account.tool("status", "--json").stdout)["engine"]["problem"]
+            assert doomed.reason in supervisor.events("parked")[0]["sentence"]
+            assert doomed.reason in client.get("/readyz").json()["reason"]
+            assert doomed.reason in json.loads(account.tool("status", "--json").stdout)["engine"]["problem"]
             refused = client.chat()
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_parked")
             supervisor.signal(signal.SIGTERM)

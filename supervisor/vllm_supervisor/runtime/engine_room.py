@@ -9,8 +9,10 @@ Rules:
 """
 
 import errno
+import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from vllm_supervisor.runtime.incarnation import Body, Incarnation, Readiness
 
 KEEP_ALIVE = 75  # seconds the engine keeps an idle connection of ours: longer than our pool does
 LAST_WORDS = 5.0  # seconds before its end in which a dying engine tells its clients itself (vLLM 0.32 needs 4)
+LONGEST_HOME = 107 - 37  # bytes: vLLM names its sockets by 36 characters, and a socket's path has 107 bytes (unix(7))
 PROVE_WITHIN = 10.0  # seconds for KILLed processes to go
 # Errors of a spawn that say nothing against the command: what was missing may be there in a moment.
 MAY_PASS = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ETXTBSY, errno.EINTR}
@@ -194,6 +197,8 @@ class EngineRoom:
     def _home(self, number: int) -> Path:
         """Make the incarnation's private directory: vLLM's inner sockets go there and nobody else's."""
         home = self._plan.run_dir / f"engine-{self._run}-{number}"
+        if len(os.fsencode(home)) > LONGEST_HOME:
+            return Path(tempfile.mkdtemp(prefix="vsup-"))  # 0700 as well
         home.mkdir(mode=0o700)
         return home
 
