@@ -20,6 +20,8 @@ class Ending(Enum):
     DRAIN_DEADLINE = auto()
     STOPPED = auto()  # the front door itself was taken down with the exchange open
 
+    __hash__ = object.__hash__  # members are singletons; the default hashes the name, slowly
+
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
