@@ -42,6 +42,7 @@ class ClosedReason(Word):
     RESTARTING = "restarting"
     STARTING = "starting"
     DRAIN_REQUESTED = "drain_requested"
+    LEDGER = "ledger"  # only with ledger.required
     MEMORY = "memory"
     ASLEEP = "asleep"
     PAUSED = "paused"

@@ -21,8 +21,9 @@ from vllm_supervisor.adapters.output import Output
 from vllm_supervisor.adapters.sd_notify import Notifier
 from vllm_supervisor.adapters.signals import Signals
 from vllm_supervisor.adapters.terminal import StatusLine
+from vllm_supervisor.adapters.tls import Certificates
 from vllm_supervisor.adapters.upstream import Upstreams
-from vllm_supervisor.core import facts, orders
+from vllm_supervisor.core import facts, orders, timeouts
 from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.events import Events
 from vllm_supervisor.core.front_door_settings import FrontDoorSettings
@@ -41,12 +42,15 @@ from vllm_supervisor.runtime.execute import Hands
 from vllm_supervisor.runtime.front_door import FrontDoor
 from vllm_supervisor.runtime.incidents import Incidents
 from vllm_supervisor.runtime.journal import LedgerJournal
+from vllm_supervisor.runtime.ledger_guard import LedgerGuard
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 from vllm_supervisor.runtime.loop import Loop
 from vllm_supervisor.runtime.picture import Identity, Picture
+from vllm_supervisor.runtime.reload import Reload
 from vllm_supervisor.runtime.service import ServiceManager
-from vllm_supervisor.runtime.show_load import LoadShow
+from vllm_supervisor.runtime.show import Show
 from vllm_supervisor.runtime.take_signals import Hearing, take_signals
+from vllm_supervisor.runtime.testimony import Testimony
 from vllm_supervisor.runtime.watch import Watch
 
 LEDGER = "ledger"  # the ledgers' directory in the state directory
@@ -54,6 +58,14 @@ INCIDENTS = "incidents"  # and that of the evidence bundles
 TICK = 1.0  # seconds between the small chores: refusals of a second, what is shown of a load, the service manager
 
 SERVING = (Node.READY, Node.EXAMINING, Node.EMPTYING, Node.CUTTING)
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A socket of the public address, bound and listening, and its address for people."""
+
+    sock: socket.socket
+    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +77,12 @@ class World:
     instance: str
     signals: Signals
     hangup_ignored: bool
-    listeners: Sequence[socket.socket]
+    listeners: Sequence[Listener]
+    certificates: Certificates | None  # None: plain HTTP
     control: socket.socket
     output: Output
     terminal: tuple[StatusLine, Output] | None
-    on_terminal: bool
+    hangs_up: bool  # we have a controlling terminal, whose end is told to us by HUP
     log: Any
     writer: LedgerWriter
     journal: LedgerJournal
@@ -104,7 +117,7 @@ class Supervisor:
             cgroup=world.cgroup,
             tell=self._loop.tell,
             forward=world.output.put,
-            requests_lost=lambda: world.journal.requests.why[Cut.ENGINE_FAILED],
+            requests_lost=lambda: sum(world.journal.requests.why[cut] for cut in Cut),
             log=world.log,
         )
         self._hands = Hands(
@@ -114,17 +127,35 @@ class Supervisor:
             tell=self._loop.tell,
             document=lambda: nursery.start_soon(self._write_down),
             enter=self._enter,
-            save_evidence=self._save_evidence,
+            save_evidence=lambda cause: nursery.start_soon(self._examine, cause),
+            background=world.journal.in_background,
+            awaited=lambda: self._testimony.awaited,
+            leaving=lambda: self._loop.state.leaving,
             now=clock.monotonic,
         )
-        self._account = DoorAccount(world.journal, self._gate, clock.monotonic, self._on_refusal)
         health = plan.config.health
+        self._testimony = Testimony(
+            current=lambda: self._room.current,
+            gate=self._gate,
+            journal=world.journal,
+            interval=health.interval,
+            heard=self._hands.look,
+        )
+        self._guard = LedgerGuard(world.writer, self._gate, required=plan.config.ledger.required, say=self._say)
+        self._account = DoorAccount(
+            world.journal,
+            self._gate,
+            clock.monotonic,
+            late=self._on_refusal,
+            ledger_failed=self._guard.look,
+        )
         self._watch = Watch(
             state=lambda: self._loop.state,
             current=lambda: self._room.current,
             gate=self._gate,
             account=self._account,
             journal=world.journal,
+            testimony=self._testimony,
             policy=HealthPolicy(
                 waits=health.waits,
                 waits_slow=health.waits_slow,
@@ -145,7 +176,7 @@ class Supervisor:
                 pid=world.journal.identity.pid,
                 began=clock.monotonic(),
                 release=world.journal.identity.release,
-                listeners=tuple(map(str, plan.listeners)),
+                listeners=tuple(listener.address for listener in world.listeners),
             ),
             state=lambda: self._loop.state,
             gate=self._gate,
@@ -168,6 +199,7 @@ class Supervisor:
             gate=self._gate,
             watch=self._watch,
             current=lambda: self._room.current,
+            background=lambda: self._journal.background,
             limits=world.policy.limits,
         )
         self._incidents = Incidents(
@@ -185,16 +217,27 @@ class Supervisor:
             sentence=self._answers.sentence,
             stop_takes_s=lambda state: state.drain.budget.total,
         )
+        self._reload = Reload(
+            world.certificates,
+            refresh=plan.tls is not None and plan.tls.refresh,
+            service=self._service,
+            state=lambda: self._loop.state,
+            tell=self._loop.tell,
+            say=self._say,
+        )
 
     async def run(self) -> OwnStatus:
         """Live; return how to end."""
         world = self._world
-        world.writer.start()
         self._journal.life()
         try:
             self._start_tasks()
-            await self._nursery.start(partial(self._front_door().serve, list(world.listeners)))
-            self._say("listening", f"listening on {', '.join(map(str, world.plan.listeners))}")
+            sockets = [listener.sock for listener in world.listeners]
+            await self._nursery.start(partial(self._front_door().serve, sockets))
+            self._say("listening", f"listening on {', '.join(listener.address for listener in world.listeners)}")
+            planned = timeouts.plan(world.policy.limits)
+            if planned.outer is not None:
+                self._say("stop_plan", f"for a stop: {planned.sentence}", "info" if planned.fits else "warning")
             self._loop.tell(facts.Began())
             await self._loop.run(self._hands, after=self._after)
         except BaseException:
@@ -211,6 +254,8 @@ class Supervisor:
             state=lambda: self._loop.state,
             timeouts=self._answers.timeouts,
             gate=self._gate,
+            background=lambda: self._journal.background,
+            summary=self._picture.ledger_summary,
             events=self._events,
             tell=self._loop.tell,
             say=self._say,
@@ -222,8 +267,8 @@ class Supervisor:
             tell=self._loop.tell,
             say=self._say,
             forward=lambda signum: self._room.current is not None and self._room.current.body.child.send(signum),
-            evidence=self._save_evidence,
-            reload=self._reload,
+            evidence=lambda cause: nursery.start_soon(self._write_bundle, cause),
+            reload=self._reload.asked,
         )
         nursery.start_soon(control_server.serve, world.control, control, self._on_control_fault)
         nursery.start_soon(
@@ -231,18 +276,20 @@ class Supervisor:
                 take_signals,
                 world.signals,
                 hearing,
-                on_terminal=world.on_terminal,
+                hangs_up=world.hangs_up,
                 hangup_ignored=world.hangup_ignored,
                 forwarded=world.plan.config.signals.forward,
             )
         )
         nursery.start_soon(self._tick)
         nursery.start_soon(self._watch.run)
+        nursery.start_soon(self._testimony.run)
         nursery.start_soon(self._service.feed_watchdog)
 
     def _front_door(self) -> FrontDoor:
         plan = self._world.plan
         config = plan.config.front_door
+        certificates = self._world.certificates
         return FrontDoor(
             gate=self._gate,
             journal=self._account,
@@ -265,18 +312,19 @@ class Supervisor:
             exposition=self._picture.exposition,
             retry_after=self._answers.retry_after,
             log=self._log,
+            tls=None if certificates is None else certificates.current,
         )
 
     async def _tick(self) -> None:
-        show = LoadShow(self._world.terminal)
+        show = Show(self._world.terminal, log=self._log, draining=self._answers.draining)
         try:
             while True:
                 await trio.sleep(TICK)
                 self._journal.tick()
+                self._guard.look()
+                self._hands.look()
                 state = self._loop.state
-                line = show.tick(state, self._room.current)
-                if line:
-                    self._log.info("loading", sentence=line)
+                show.tick(state, self._room.current)
                 self._service.after(state)
         finally:
             show.clear()
@@ -312,6 +360,7 @@ class Supervisor:
                 self._journal.engine_processes(member.id for member in current.body.tree.remaining())
                 self._journal.engine("ready", fields)
             case "exited":
+                self._testimony.close()
                 self._journal.engine_gone()
                 self._journal.engine("exited", fields)
 
@@ -319,21 +368,19 @@ class Supervisor:
         self._record(orders.Record(event, sentence, level=level))
 
     def _on_refusal(self) -> None:
-        if self._loop.state.leaving:
+        if self._loop.state.drain.withdrawn_at is not None:
             self._loop.tell(facts.LateRequest())
 
-    def _save_evidence(self, cause: str) -> None:
-        self._nursery.start_soon(self._write_bundle, cause)
+    async def _examine(self, cause: str) -> None:
+        """Write the bundle of an engine that is condemned, then let it go."""
+        await self._write_bundle(cause)
+        self._loop.tell(facts.EvidenceSaved())
 
     async def _write_bundle(self, cause: str) -> None:
         said, problems = await self._incidents.write(cause, self._loop.state.incarnation, self._room.current)
         self._say("incident", said)
         if problems:
             self._say("incident_gaps", "; ".join(problems), "warning")
-        self._loop.tell(facts.EvidenceSaved())
-
-    def _reload(self) -> None:
-        """Certificates are read again by the front door; nothing else changes at run time."""
 
     async def _recover(self) -> None:
         directory = self._world.plan.state_dir / LEDGER
@@ -363,6 +410,7 @@ class Supervisor:
 
 async def supervise(world: World) -> OwnStatus:
     """Run the supervisor to its end; return how to end the process."""
+    world.writer.start()  # before any task: a mistake of setting up is told as such, not as a fault among tasks
     async with trio.open_nursery() as nursery:
         status = await Supervisor(world, nursery).run()
         nursery.cancel_scope.cancel()

@@ -22,11 +22,11 @@ class Hearing:
     say: Callable[[str, str], None]  # an event and its sentence
     forward: Callable[[int], bool]
     evidence: Callable[[str], None]
-    reload: Callable[[], None]
+    reload: Callable[[str], None]  # for whom
 
 
 async def take_signals(
-    signals: Signals, hearing: Hearing, *, on_terminal: bool, hangup_ignored: bool, forwarded: tuple[str, ...]
+    signals: Signals, hearing: Hearing, *, hangs_up: bool, hangup_ignored: bool, forwarded: tuple[str, ...]
 ) -> None:
     """Take signals until cancelled; SIGCHLD reaps orphans."""
     reaper = Reaper(owned)
@@ -37,7 +37,7 @@ async def take_signals(
                 continue
             held = {
                 Condition.IGNORED_AT_START: one.signum == signal.SIGHUP and hangup_ignored,
-                Condition.TERMINAL: on_terminal,
+                Condition.TERMINAL: hangs_up,
                 Condition.HASTENED: hearing.state().drain.stops > 1,
                 Condition.LISTED: _name(one.signum) in forwarded,
             }
@@ -63,7 +63,7 @@ def _act(one: SignalReceived, hearing: Hearing, conditions: frozenset[Condition]
             hearing.evidence(f"asked for by {name} from {sender}")
         case Action.RELOAD:
             hearing.say("signal", f"{name} from {sender}: reloading what can change at run time")
-            hearing.reload()
+            hearing.reload(f"{name} from {sender}")
         case Action.REOPEN_LOGS:
             hearing.say("signal", f"{name} from {sender}: our log goes to standard error, nothing to reopen")
         case Action.IGNORE:
