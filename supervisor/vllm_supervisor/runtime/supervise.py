@@ -249,6 +249,7 @@ class Supervisor:
 
     def _start_tasks(self) -> None:
         world, nursery = self._world, self._nursery
+        planned = timeouts.plan(world.policy.limits)
         control = Control(
             status=self._picture.status,
             state=lambda: self._loop.state,
@@ -261,6 +262,7 @@ class Supervisor:
             say=self._say,
             look_now=self._watch.look_now,
             drain_budget=world.policy.limits.drain,
+            hook_budget=planned.propagation + planned.drain,
         )
         hearing = Hearing(
             state=lambda: self._loop.state,
