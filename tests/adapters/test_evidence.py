@@ -9,7 +9,9 @@ import trio
 from trio.testing import trio_test
 
 from vllm_supervisor.adapters import evidence
+from vllm_supervisor.adapters.child import claimed, owned
 from vllm_supervisor.adapters.evidence import Written, write_bundle
+from vllm_supervisor.adapters.reaper import Reaper
 
 MINE = [os.getpid()]
 
@@ -25,7 +27,12 @@ async def write(tmp_path: Path, **more: int) -> Written:
     """Write one bundle about this process."""
     bounds = {"keep": 20, "max_size": 10**9} | more
     return await write_bundle(
-        tmp_path / "incidents", {"cause": "stuck"}, MINE, search_path=f"{tmp_path}:/usr/bin:/bin", **bounds
+        tmp_path / "incidents",
+        {"cause": "stuck"},
+        MINE,
+        search_path=f"{tmp_path}:/usr/bin:/bin",
+        claimed=claimed,
+        **bounds,
     )
 
 
@@ -104,6 +111,27 @@ async def test_a_place_that_cannot_be_written_is_a_problem_and_no_error(tmp_path
 @trio_test
 async def test_processes_that_are_gone_leave_a_note(tmp_path: Path) -> None:
     """An engine that died meanwhile still gets its bundle."""
-    written = await write_bundle(tmp_path, {}, [2**22 + 1], search_path=str(tmp_path), keep=1, max_size=10**9)
+    written = await write_bundle(
+        tmp_path, {}, [2**22 + 1], search_path=str(tmp_path), keep=1, max_size=10**9, claimed=claimed
+    )
     assert "no thread of the engine could be read" in written.problems
     assert json.loads((written.path / "incident.json").read_text())["complete"]
+
+
+@trio_test
+async def test_the_reaper_steals_no_tool_s_status(tmp_path: Path) -> None:
+    """A tool that fails is told with its status, although orphans are reaped all the while."""
+    tool(tmp_path, "py-spy", "exit 7")
+    reaper = Reaper(owned)
+
+    async def reap() -> None:
+        while True:
+            assert [one.status for one in reaper.reap()] == []
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reap)
+        written = await write(tmp_path)
+        nursery.cancel_scope.cancel()
+    assert f"py-spy-{os.getpid()} ended with status 7" in written.problems
+    assert not owned()

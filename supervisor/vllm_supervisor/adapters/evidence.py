@@ -15,7 +15,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,8 @@ THREADS_KEPT = 2000
 # Of the engine's processes, those a stack dump is tried of: the API server, EngineCores and workers of one machine.
 DUMPED = 10
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+Claimed = Callable[[int], contextlib.AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,12 @@ async def write_bundle(
     search_path: str,
     keep: int,
     max_size: int,
+    claimed: Claimed,
 ) -> Written:
     """Make the next bundle below `root` and return when it is written, or when its time is over.
 
     `pids` are the engine's processes, the main one first; `search_path` is where py-spy and nvidia-smi are looked for.
+    `claimed(pid)` keeps whoever reaps orphans away from a tool while its status is waited for.
     """
     notes = _Notes()
     made: list[tuple[int, Path]] = []
@@ -72,7 +76,7 @@ async def write_bundle(
             await _thread(_write_json, path / "incident.json", {"number": number, **document, "complete": False})
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_threads, path, list(pids), notes)
-                nursery.start_soon(_tools, path, list(pids), search_path, notes)
+                nursery.start_soon(_tools, path, list(pids), search_path, notes, claimed)
             problems = {"problems": notes.problems, "complete": True}
             await _thread(_write_json, path / "incident.json", {"number": number, **document, **problems})
             await _thread(_prune, root, keep, max_size)
@@ -137,7 +141,7 @@ def _read(path: str) -> str:
 # -- tools -----------------------------------------------------------------------------------------------------------
 
 
-async def _tools(path: Path, pids: list[int], search_path: str, notes: _Notes) -> None:
+async def _tools(path: Path, pids: list[int], search_path: str, notes: _Notes, claimed: Claimed) -> None:
     """Run what is installed, all at once, each into a file of its own."""
     commands = {}
     spy = shutil.which("py-spy", path=search_path)
@@ -151,10 +155,10 @@ async def _tools(path: Path, pids: list[int], search_path: str, notes: _Notes) -
         commands["nvidia-smi"] = [smi]
     async with trio.open_nursery() as nursery:
         for name, command in commands.items():
-            nursery.start_soon(_tool, path / f"{name}.txt", command, search_path, notes)
+            nursery.start_soon(_tool, path / f"{name}.txt", command, search_path, notes, claimed)
 
 
-async def _tool(file: Path, command: list[str], search_path: str, notes: _Notes) -> None:
+async def _tool(file: Path, command: list[str], search_path: str, notes: _Notes, claimed: Claimed) -> None:
     """Run one tool, its output into `file`; what outlives its time is killed and not waited for."""
     name = file.stem
     try:
@@ -177,20 +181,21 @@ async def _tool(file: Path, command: list[str], search_path: str, notes: _Notes)
         return
     finally:
         os.close(fd)
-    pidfd = os.pidfd_open(child.pid)
-    try:
-        with trio.move_on_after(TOOL_LIMIT) as scope:
-            await trio.lowlevel.wait_readable(pidfd)
-        if scope.cancelled_caught:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            notes.problems.append(f"{name} gave no answer within {TOOL_LIMIT:.0f} s")
-            # A tool that hangs in a driver outlives even that; it must not hold us, so the rest is a short look.
-            with trio.move_on_after(0.5):
+    with claimed(child.pid):
+        pidfd = os.pidfd_open(child.pid)
+        try:
+            with trio.move_on_after(TOOL_LIMIT) as scope:
                 await trio.lowlevel.wait_readable(pidfd)
-    finally:
-        os.close(pidfd)
-    status = child.poll()
+            if scope.cancelled_caught:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                notes.problems.append(f"{name} gave no answer within {TOOL_LIMIT:.0f} s")
+                # A tool that hangs in a driver outlives even that; it must not hold us, so the rest is a short look.
+                with trio.move_on_after(0.5):
+                    await trio.lowlevel.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
+        status = child.poll()
     if status is None:
         child.returncode = -signal.SIGKILL  # given up; whoever reaps orphans gets it when the driver lets go
     elif status != 0 and not scope.cancelled_caught:

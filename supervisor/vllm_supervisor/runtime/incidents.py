@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from vllm_supervisor.adapters import clock, evidence
+from vllm_supervisor.adapters.child import claimed
 from vllm_supervisor.core import incident
 from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.health import Judgement, Memory, judge
@@ -50,6 +51,7 @@ class Incidents:
             search_path=self._search_path,
             keep=self._keep,
             max_size=self._max_size,
+            claimed=claimed,
         )
         return incident.summary(written.number, cause, judgement), written.problems
 
