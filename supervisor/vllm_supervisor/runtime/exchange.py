@@ -131,6 +131,7 @@ class Exchange:
             give_back=desk.links.give_back,
         )
         request.upgrade = self._head.upgrade
+        request.admin = self._route.admin
         request.cut = self._cut
         try:
             if self._ledgered:

@@ -27,7 +27,7 @@ class Hands:
     ) -> None:
         """`record` says an event once; `document` writes down how everything ended and then tells `Documented`.
 
-        `enter` takes the new phase; `save_evidence` writes a bundle and then tells `EvidenceSaved`.
+        `enter` takes the new phase; `save_evidence` writes a bundle for a cause and then tells `EvidenceSaved`.
         """
         self._gate = gate
         self._room = room
@@ -65,8 +65,8 @@ class Hands:
                 self._record(order)
             case orders.EnterPhase(phase=phase):
                 self._enter(phase)
-            case orders.SaveEvidence(sentence=sentence):
-                self._save_evidence(sentence)
+            case orders.SaveEvidence(cause=cause):
+                self._save_evidence(cause)
             case orders.Document():
                 self._document()
             case orders.End():

@@ -34,7 +34,7 @@ from vllm_supervisor.core.plan import Plan
 from vllm_supervisor.core.retry_after import retry_after
 from vllm_supervisor.core.situation import HealthPolicy
 from vllm_supervisor.core.view import View
-from vllm_supervisor.core.words import Cut, Phase, Verdict
+from vllm_supervisor.core.words import Cut, Phase
 from vllm_supervisor.runtime.closing import Books, close_lost_runs
 from vllm_supervisor.runtime.control import Control
 from vllm_supervisor.runtime.door_account import DoorAccount
@@ -49,7 +49,7 @@ from vllm_supervisor.runtime.picture import Identity, Picture
 from vllm_supervisor.runtime.service import ServiceManager
 from vllm_supervisor.runtime.show_load import LoadShow
 from vllm_supervisor.runtime.take_signals import Hearing, take_signals
-from vllm_supervisor.runtime.watch import Watch
+from vllm_supervisor.runtime.watch import UNREADY, Watch
 
 LEDGER = "ledger"  # the ledgers' directory in the state directory
 INCIDENTS = "incidents"  # and that of the evidence bundles
@@ -109,16 +109,6 @@ class Supervisor:
             requests_lost=lambda: world.journal.requests.why[Cut.ENGINE_FAILED],
             log=world.log,
         )
-        self._hands = Hands(
-            gate=self._gate,
-            room=self._room,
-            record=self._record,
-            tell=self._loop.tell,
-            document=lambda: nursery.start_soon(self._write_down),
-            enter=self._enter,
-            save_evidence=self._save_evidence,
-            now=clock.monotonic,
-        )
         self._account = DoorAccount(world.journal, self._gate, clock.monotonic, self._on_refusal)
         health = plan.config.health
         self._watch = Watch(
@@ -169,10 +159,24 @@ class Supervisor:
             plan.state_dir / INCIDENTS,
             run=world.run,
             gate=self._gate,
+            room=self._room,
             watch=self._watch,
+            nursery=nursery,
+            tell=self._loop.tell,
+            say=self._say,
             search_path=plan.environ.get("PATH", ""),
             keep=plan.config.incidents.keep,
             max_size=plan.config.incidents.max_size,
+        )
+        self._hands = Hands(
+            gate=self._gate,
+            room=self._room,
+            record=self._record,
+            tell=self._loop.tell,
+            document=lambda: nursery.start_soon(self._write_down),
+            enter=self._enter,
+            save_evidence=self._incidents.save,
+            now=clock.monotonic,
         )
         self._service = ServiceManager(
             world.notifier,
@@ -217,7 +221,7 @@ class Supervisor:
             tell=self._loop.tell,
             say=self._say,
             forward=lambda signum: self._room.current is not None and self._room.current.body.child.send(signum),
-            evidence=self._save_evidence,
+            evidence=self._incidents.on_quit,
             reload=self._reload,
         )
         nursery.start_soon(control_server.serve, world.control, control, self._on_control_fault)
@@ -317,16 +321,6 @@ class Supervisor:
         if self._loop.state.leaving:
             self._loop.tell(facts.LateRequest())
 
-    def _save_evidence(self, cause: str) -> None:
-        self._nursery.start_soon(self._write_bundle, cause)
-
-    async def _write_bundle(self, cause: str) -> None:
-        said, problems = await self._incidents.write(cause, self._loop.state.incarnation, self._room.current)
-        self._say("incident", said)
-        if problems:
-            self._say("incident_gaps", "; ".join(problems), "warning")
-        self._loop.tell(facts.EvidenceSaved())
-
     def _reload(self) -> None:
         """Certificates are read again by the front door; nothing else changes at run time."""
 
@@ -353,9 +347,9 @@ class Supervisor:
         """The state of the moment as the public address shows it."""
         state = self._loop.state
         judged = self._watch.judgement
-        degraded = judged is not None and judged.verdict is Verdict.DEGRADED
-        ready = self._gate.reason is None and state.node is Node.READY and not degraded
-        reason = "" if ready else self._gate.sentence or (judged.sentence if degraded and judged else state.problem)
+        unwell = judged.sentence if judged is not None and judged.verdict in UNREADY else ""
+        ready = self._gate.reason is None and state.node is Node.READY and not unwell
+        reason = "" if ready else self._gate.sentence or unwell or state.why_sentence or state.problem
         return View(state.phase, engine_state(state), reason, ready, state.started)
 
     def _retry_after(self, rejection: Rejection) -> int:

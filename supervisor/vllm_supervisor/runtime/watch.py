@@ -4,8 +4,10 @@ Rules:
 * It never uses what it watches: reads of /metrics, /proc and the beacon cost the engine nothing, and a probe is sent
   only where nothing runs.
 * A slow scrape holds up no look: it runs beside, one at a time, and its sample counts when it arrives.
-* Only two things are told to the lifecycle: that an engine is condemned, and nothing else. What else a verdict changes
-  (admission while asleep or paused, readiness while degraded) is done here, and each change of verdict is said once.
+* The lifecycle is told one thing: that an engine is condemned. What else a verdict changes (admission while asleep or
+  paused, or while a probe settles whether it fails) is done here, and each change of verdict is said once.
+* Our own lateness is measured at every look, a suspended machine included: what was not watched counts for nothing.
+* Whoever asks for a look gets one, but not two within a second, and never moves the regular ones.
 """
 
 import time
@@ -36,7 +38,10 @@ from vllm_supervisor.runtime.prober import Prober
 SAMPLES_KEPT = 20
 SCRAPE_WITHIN = 30.0  # seconds: a saturated front end needs long, and that is no failure
 TESTIMONY_EVERY = 0.25  # seconds between reads of the beacon's events while requests are unsettled
+ASKED_APART = 1.0  # seconds between looks that somebody asks for
+JUDGED = {Node.READY, Node.EXAMINING, Node.EMPTYING, Node.CUTTING}  # requests may be at the engine
 CONDEMNING = {Verdict.STUCK, Verdict.FAILING}
+UNREADY = {Verdict.DEGRADED, Verdict.FAILING, Verdict.UNREACHABLE}  # readiness is off
 CLOSING = {Verdict.ASLEEP: ClosedReason.ASLEEP, Verdict.PAUSED: ClosedReason.PAUSED}
 QUIET = {Verdict.IDLE, Verdict.BUSY}  # going from one to the other is no news
 
@@ -78,8 +83,8 @@ class Watch:
         self._lost_events = 0
         self._scraping = False
         self._scraped: MetricsSample | None = None
-        self._due = 0.0
         self._offset = 0.0
+        self._settling = False  # admission is closed for a probe that is to settle `failing`
         self._wanted = trio.Event()
         self.samples: deque[Observation] = deque(maxlen=SAMPLES_KEPT)
         self.judgement: Judgement | None = None
@@ -90,29 +95,31 @@ class Watch:
 
     async def run(self) -> None:
         """Look every interval, and at once when somebody asks."""
-        self._due, self._offset = clock.monotonic(), _suspended()
+        looked, self._offset = clock.monotonic(), _suspended()
+        due = looked + self._interval
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hear_testimony)
             while True:
-                self._due += self._interval
-                if self._due < clock.monotonic():  # a late tick is not made up for by a burst
-                    self._due = clock.monotonic() + self._interval
                 self._wanted = trio.Event()
-                with trio.move_on_after(self._due - clock.monotonic()) as waiting:
+                with trio.move_on_after(max(0.0, due - clock.monotonic())):
                     await self._wanted.wait()
-                asked = not waiting.cancelled_caught
-                late = 0.0 if asked else max(0.0, clock.monotonic() - self._due)
-                self._look(nursery, late + self._slept())
+                now = clock.monotonic()
+                if now < due and now - looked < ASKED_APART:
+                    continue
+                self._look(nursery, max(0.0, now - due) + self._slept())
+                looked = now
+                if now >= due:  # a late one is not made up for by a burst
+                    due = max(due + self._interval, clock.monotonic())
 
     def look_now(self) -> None:
-        """Look at once instead of at the next tick."""
+        """Look at once, unless that was done within the last second."""
         self._wanted.set()
 
     # -- one look ----------------------------------------------------------------------------------------------------
 
     def _look(self, nursery: trio.Nursery, late: float) -> None:
         current, state, now = self._current(), self._state(), clock.monotonic()
-        if current is None or state.ready_at is None or state.node not in (Node.READY, Node.EXAMINING):
+        if current is None or state.ready_at is None or state.node not in JUDGED:
             self.forget()
             return
         if current is not self._watched:
@@ -167,6 +174,7 @@ class Watch:
             self._take_testimony()
             self._reader.close()
         self._watched = self._prober = self._reader = self._scraped = self.judgement = None
+        self._settling = False  # whatever ended the judgement owns the gate now
         self._lost_events = 0
         self.beacons = ()
 
@@ -183,13 +191,24 @@ class Watch:
                 self._gate.close(reason, judgement.sentence)
             else:
                 self._gate.reopen(reason)
-        # A client that keeps asking would keep the probe away that is to settle this.
-        if judgement.verdict is Verdict.FAILING:
-            self._gate.close(ClosedReason.RESTARTING, judgement.sentence)
-        elif was is Verdict.FAILING:
-            self._gate.reopen(ClosedReason.RESTARTING)
-        if judgement.confirmed and judgement.verdict in CONDEMNING and self._state().node is Node.READY:
+        if self._state().node is not Node.READY:
+            return
+        self._settle(judgement)
+        if judgement.confirmed and judgement.verdict in CONDEMNING:
             self._tell(facts.Condemned(judgement.sentence, failing=judgement.verdict is Verdict.FAILING))
+
+    def _settle(self, judgement: Judgement) -> None:
+        """Close admission while the engine fails: clients that keep asking would keep the probe away that settles it.
+
+        Where no probe can be sent, their requests are the only ones that can find it well again: they go on.
+        """
+        can_probe = self._probe_interval > 0 and self._prober is not None and self._prober.possible
+        wanted = judgement.verdict is Verdict.FAILING and (judgement.confirmed or can_probe)
+        if wanted:
+            self._gate.close(ClosedReason.RESTARTING, judgement.sentence)
+        elif self._settling:
+            self._gate.reopen(ClosedReason.RESTARTING)
+        self._settling = wanted
 
     # -- signals that take time --------------------------------------------------------------------------------------
 
@@ -222,6 +241,7 @@ class Watch:
             in_flight=self._gate.in_flight,
             running=judgement.running,
             waiting=judgement.waiting,
+            exact=judgement.source == "beacon",
             moving=moved,
             probing=prober.probing,
             possible=prober.possible and self._state().node is Node.READY,
@@ -230,7 +250,6 @@ class Watch:
         )
         match probe_policy.decide(view, now, self._probe_interval):
             case ProbeOrder.SEND:
-                self.probes["sent"] += 1
                 prober.start(nursery)
             case ProbeOrder.WITHDRAW:
                 self._withdraw()
