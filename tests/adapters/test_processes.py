@@ -13,19 +13,17 @@ from vllm_supervisor.core.proc import ProcessId
 
 MARKER = Marker("instance-of-this-test", "run-1", 1)
 
-# The main process starts an engine core in a session of its own, which starts a worker; it says both pids.
+# The main process starts an engine core in a session of its own, which starts a worker in another; each tells its pid.
 ENGINE = (
-    "import os, signal, sys\n"
-    "def hold():\n"
+    "import os, signal\n"
+    "def hold(pid):\n"
+    "    os.setsid() if pid else None\n"
+    "    os.write(1, b'%d\\n' % pid) if pid else None\n"
     "    while True: signal.pause()\n"
-    "core = os.fork()\n"
-    "if not core:\n"
-    "    os.setsid()\n"
-    "    worker = os.fork()\n"
-    "    if not worker: os.setsid(); hold()\n"
-    "    print(worker, flush=True); hold()\n"
-    "print(core, flush=True)\n"
-    "hold()\n"
+    "if not os.fork():\n"
+    "    if not os.fork(): hold(os.getpid())\n"
+    "    hold(os.getpid())\n"
+    "hold(0)\n"
 )
 
 
@@ -162,7 +160,8 @@ async def test_kill_spares_a_process_that_only_has_the_pid() -> None:
 async def test_a_watched_process_tells_its_end() -> None:
     """The end of a core that is not our child is seen at once; one that has gone is gone at once."""
     child = engine()
-    core = min(await two_pids(child))
+    below = await two_pids(child)
+    (core,) = (member.id.pid for member in tree(child).look() if member.id.pid in below and member.ppid == child.pid)
     process = ProcessId(core, start_ticks(core) or 0)
     os.kill(core, signal.SIGKILL)
     await watch(process)

@@ -127,7 +127,7 @@ def test_a_stop_in_the_middle_of_the_load_ends_within_the_stop_budget(engine: Ti
     """A loading vLLM ignores TERM; the supervisor kills it after 5 s, exits 0, and no process is left."""
     supervisor, client = engine.serve(account)
     with client:
-        supervisor.named("VLLM::EngineCore")
+        supervisor.named("VLLM::EngineCore", within=START)
         asked = time.monotonic()
         supervisor.signal(signal.SIGTERM)
         assert supervisor.ends(within=20.0) == 0, supervisor.words()

@@ -51,6 +51,12 @@ class FakeJournal:
     rejections: list[tuple[RequestClass, str]] = field(default_factory=list)
     hold: trio.Event | None = None
 
+    def accepted_now(self, request: OpenRequest) -> bool:
+        """Note the id at once, unless acceptances are held."""
+        if self.hold is None:
+            self.accepted_ids.append(request.id)
+        return self.hold is None
+
     async def accepted(self, request: OpenRequest) -> None:
         """Note the id."""
         if self.hold is not None:

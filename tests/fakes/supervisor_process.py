@@ -257,7 +257,7 @@ class Supervisor:
         except psutil.NoSuchProcess:
             return []
 
-    def named(self, name: str) -> psutil.Process:
+    def named(self, name: str, *, within: float = 10.0) -> psutil.Process:
         """Wait for a descendant whose name (cut at 15 characters by the kernel) begins with `name`."""
 
         def look() -> psutil.Process | None:
@@ -267,7 +267,7 @@ class Supervisor:
                         return process
             return None
 
-        return self.until(look, within=60.0, what=f"a process named {name}")
+        return self.until(look, within=within, what=f"a process named {name}")
 
     # -- waiting -----------------------------------------------------------------------------------------------
 

@@ -25,14 +25,13 @@ _MAX_INTERIM = 8  # 1xx answers before the real one
 
 
 class _HeadEvents:
-    __slots__ = ("fields", "on_header", "target")
+    __slots__ = ("fields", "target")
 
     def __init__(self) -> None:
         self.fields: Fields = []
         self.target = b""
-        self.on_header = self._header
 
-    def _header(self, name: bytes, value: bytes) -> None:
+    def on_header(self, name: bytes, value: bytes) -> None:
         self.fields.append((name, value))
 
     def on_url(self, target: bytes) -> None:

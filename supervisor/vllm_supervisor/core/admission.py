@@ -132,8 +132,7 @@ class Gate:
 
     def check(self) -> Rejection | None:
         """Say whether a request would be refused just now, without registering one."""
-        reason = self.reason
-        if reason is not None:
+        if self._closed and (reason := self.reason) is not None:
             return Rejection(503, CODES[reason], self.sentence)
         if len(self.open) >= self.limit:
             return Rejection(429, SATURATED, f"{len(self.open)} requests are in flight, which is the limit; try again")

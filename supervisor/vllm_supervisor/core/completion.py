@@ -31,7 +31,6 @@ _OVERLAP = 64  # longer than any key and value searched for in pieces
 
 _COLON = rb"[ \t]{0,4}:[ \t]{0,4}"  # bounded, so that a match always fits the overlap, and never spans two lines
 _ABORTED = re.compile(rb'"finish_reason"' + _COLON + rb'"abort"')
-_FINISHED = re.compile(rb'"finish_reason"' + _COLON + rb'"')
 _STOP_REASON = re.compile(rb'"stop_reason"' + _COLON + rb'"')
 _FINAL_RESPONSE = re.compile(rb'"type"' + _COLON + rb'"response\.(completed|incomplete|failed|cancelled)"')
 
@@ -56,7 +55,13 @@ class Judge(Protocol):
         """Judge a body whose framing ended cleanly."""
 
 
+_PLAINLY = Judgement(Outcome.COMPLETED)
+_WITH_DONE = Judgement(Outcome.COMPLETED, marker="[DONE]")
+
+
 def _completed(marker: str = "", *, running: bool = False) -> Judgement:
+    if not marker and not running:
+        return _PLAINLY
     return Judgement(Outcome.COMPLETED, marker=marker, running=running)
 
 
@@ -110,27 +115,21 @@ class _ChoiceStream(EventLines):
         self._done = False
 
     def block(self, lines: bytes) -> None:
-        # The usual lines are tokens of choice 0: one key `index`, no end, no error. Many at once are judged as one;
-        # the test holds for a block exactly when it holds for each of its lines.
-        first = lines.count(b'"index":0')
+        # The usual lines are tokens of choice 0: no end, no error, no other index. Many at once are judged as one; the
+        # test holds for a block exactly when it holds for each of its lines.
         if (
-            lines.count(b'"index":') == first
+            lines.count(b'"finish_reason":') == lines.count(b'"finish_reason":null')
             and b'error"' not in lines
             and b"[DONE]" not in lines
-            and b"event:" not in lines
-            and _FINISHED.search(lines) is None
+            and (self._asked == 1 or lines.count(b'"index":') == lines.count(b'"index":0'))
         ):
-            if first:
+            if b'"index":0' in lines:
                 self._seen.add(0)
         elif lines.count(b"\n") > 1:
             for line in lines.splitlines(keepends=True):
                 self.block(line)
         else:
             super().block(lines)
-
-    def event_line(self, name: bytes) -> None:
-        if name == b"error":
-            self._error = True
 
     def data_line(self, payload: bytes) -> None:
         if payload == b"[DONE]":
@@ -147,7 +146,7 @@ class _ChoiceStream(EventLines):
                 self._choice(choice)
 
     def _choice(self, choice: dict[str, Any]) -> None:
-        index = choice.get("index", 0)
+        index = choice.get("index") if self._asked != 1 else 0  # who asked for one choice gets one
         if not isinstance(index, int) or len(self._seen) >= _MAX_CHOICES:
             return
         self._seen.add(index)
@@ -168,7 +167,7 @@ class _ChoiceStream(EventLines):
         missing = not self._seen or self._finished != self._seen
         if missing or (self._asked is not None and len(self._finished) < self._asked):
             return _failed("no_finish_reason", marker)
-        return _completed(marker)
+        return _WITH_DONE
 
 
 class _ResponseStream(EventLines):
@@ -302,9 +301,12 @@ _RESPONSE_STATES = frozenset({"completed", "incomplete", "queued", "in_progress"
 
 def _parsed(payload: bytes) -> Any:
     try:
-        return json.loads(payload)
+        return _DECODER.decode(payload.decode())
     except (ValueError, RecursionError):
         return None
+
+
+_DECODER = json.JSONDecoder()
 
 
 def _is_error(event: Any) -> bool:

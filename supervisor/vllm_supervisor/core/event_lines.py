@@ -24,11 +24,14 @@ class EventLines:
 
     def feed(self, data: bytes) -> None:
         """Read the next bytes of the stream."""
+        if not self._held and not self._skipping and data.endswith(b"\n") and len(data) <= MAX_LINE:
+            self.block(data)  # whole lines, as they usually come
+            return
         end = data.rfind(b"\n") + 1
         if end == 0:
             self._hold(data)
             return
-        lines = data[:end] if end < len(data) else data
+        lines = data[:end]
         if self._skipping:
             self._skipping = False
             lines = lines[lines.index(b"\n") + 1 :]

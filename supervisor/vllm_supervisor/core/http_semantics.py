@@ -37,35 +37,24 @@ _HOST = re.compile(rb"[0-9A-Za-z.\-_~%!$&'()*+,;=\[\]:]*")
 _PROTECTED = frozenset({b"host", b"content-length", b"content-type", b"authorization"})
 
 
-class Role(Enum):
-    """Fields that mean something to us; every other field is passed on unread."""
-
-    DROP = auto()
-    CONNECTION = auto()
-    LENGTH = auto()
-    ENCODING = auto()
-    HOST = auto()
-    EXPECT = auto()
-    UPGRADE = auto()
-    REQUEST_ID = auto()
-    TYPE = auto()
-    BUFFERING = auto()
-
-
-_HOP_BY_HOP = {
-    b"keep-alive": Role.DROP,
-    b"proxy-connection": Role.DROP,
-    b"proxy-authenticate": Role.DROP,
-    b"proxy-authorization": Role.DROP,
-    b"te": Role.DROP,
-    b"trailer": Role.DROP,
-    b"connection": Role.CONNECTION,
-    b"content-length": Role.LENGTH,
-    b"transfer-encoding": Role.ENCODING,
-    b"upgrade": Role.UPGRADE,
-}
-_REQUEST_ROLES = _HOP_BY_HOP | {b"host": Role.HOST, b"expect": Role.EXPECT, b"x-request-id": Role.REQUEST_ID}
-_ANSWER_ROLES = _HOP_BY_HOP | {b"content-type": Role.TYPE, b"x-accel-buffering": Role.BUFFERING}
+# Fields that mean something to us; every other field is passed on unread.
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_NOTED_IN_REQUESTS = _HOP_BY_HOP | {b"host", b"expect", b"x-request-id"}
+_NOTED_IN_ANSWERS = _HOP_BY_HOP | {b"content-type", b"x-accel-buffering"}
+_USUAL_OPTIONS = frozenset({b"", b"close", b"keep-alive", b"upgrade"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +104,9 @@ class AnswerHead:
     fields: bytes
 
     @property
-    def ends_with_connection(self) -> bool:
-        """Whether only the end of the connection ends the body."""
-        return self.framing is Framing.CLOSE
+    def open_ended(self) -> bool:
+        """Whether the length of the body is not known in advance."""
+        return self.framing is Framing.CHUNKED or self.framing is Framing.CLOSE
 
 
 class BadAnswerError(Exception):
@@ -144,30 +133,30 @@ def read_request(method: bytes, target: bytes, fields: Fields, *, old: bool, max
     encodings: list[bytes] = []
     hosts = 0
     expectation: bytes | None = None
-    upgrade: bytes = b""
+    upgrade = b""
     request_id: bytes | None = None
     for field in fields:
         name, value = field
-        role = _REQUEST_ROLES.get(name.lower())
-        if role is None:
+        name = name.lower()
+        if name not in _NOTED_IN_REQUESTS:
             kept.append(field)
-        elif role is Role.HOST:
+        elif name == b"host":
             hosts += 1
             if _HOST.fullmatch(value) is None:
                 return BadRequest(400, "the Host field is not a host name")
             kept.append(field)
-        elif role is Role.LENGTH:
+        elif name == b"content-length":
             lengths.append(value)
-        elif role is Role.CONNECTION:
+        elif name == b"connection":
             options.update(option.strip().lower() for option in value.split(b","))
-        elif role is Role.REQUEST_ID:
+        elif name == b"x-request-id":
             request_id = value
             kept.append(field)
-        elif role is Role.ENCODING:
+        elif name == b"transfer-encoding":
             encodings.append(value)
-        elif role is Role.EXPECT:
+        elif name == b"expect":
             expectation = value.lower()
-        elif role is Role.UPGRADE:
+        elif name == b"upgrade":
             upgrade = value
     if hosts > 1 or (hosts == 0 and not old):
         return BadRequest(400, "a request needs exactly one Host field")
@@ -181,8 +170,7 @@ def read_request(method: bytes, target: bytes, fields: Fields, *, old: bool, max
     wants_websocket = (
         not old and length == 0 and method == b"GET" and b"upgrade" in options and upgrade.lower() == b"websocket"
     )
-    named = options - _USUAL_OPTIONS
-    if named:
+    if options and (named := options - _USUAL_OPTIONS):
         kept = _without(kept, named)
     lines = _lines(kept)
     if wants_websocket:
@@ -198,9 +186,6 @@ def read_request(method: bytes, target: bytes, fields: Fields, *, old: bool, max
         request_id=request_id,
         fields=lines,
     )
-
-
-_USUAL_OPTIONS = frozenset({b"", b"close", b"keep-alive", b"upgrade"})
 
 
 def _request_length(lengths: list[bytes], encodings: list[bytes], *, old: bool) -> int | BadRequest:
@@ -223,15 +208,13 @@ def _request_length(lengths: list[bytes], encodings: list[bytes], *, old: bool) 
 
 def engine_head(head: RequestHead, request_id: bytes) -> bytes:
     """Build the head sent to the engine; `request_id` is ours, used only where the client sent none."""
-    lines = [b"%b %b HTTP/1.1\r\n%b" % (head.method, head.target, head.fields)]
-    if head.request_id is None:
-        lines.append(b"X-Request-Id: %b\r\n" % request_id)
+    ids = b"X-Request-Id: %b\r\n" % request_id if head.request_id is None else b""
+    framing = b""
     if head.length == CHUNKED:
-        lines.append(b"Transfer-Encoding: chunked\r\n")
+        framing = b"Transfer-Encoding: chunked\r\n"
     elif head.length or head.method in _BODY_METHODS:
-        lines.append(b"Content-Length: %d\r\n" % head.length)
-    lines.append(b"\r\n")
-    return b"".join(lines)
+        framing = b"Content-Length: %d\r\n" % head.length
+    return b"%b %b HTTP/1.1\r\n%b%b%b\r\n" % (head.method, head.target, head.fields, ids, framing)
 
 
 _BODY_METHODS = frozenset({b"POST", b"PUT", b"PATCH"})
@@ -251,29 +234,28 @@ def read_answer(status: int, reason: bytes, fields: Fields, *, old: bool, to_hea
     upgrade = b""
     for field in fields:
         name, value = field
-        role = _ANSWER_ROLES.get(name.lower())
-        if role is None:
+        name = name.lower()
+        if name not in _NOTED_IN_ANSWERS:
             kept.append(field)
-        elif role is Role.TYPE:
+        elif name == b"content-type":
             media_type = value
             kept.append(field)
-        elif role is Role.LENGTH:
+        elif name == b"content-length":
             if length is not None or not value.isdigit():
                 raise BadAnswerError("a Content-Length that cannot be trusted")
             length = value
-        elif role is Role.ENCODING:
+        elif name == b"transfer-encoding":
             if encoding is not None or value.lower() != b"chunked":
                 raise BadAnswerError("a Transfer-Encoding other than chunked")
             encoding = value
-        elif role is Role.BUFFERING:
+        elif name == b"connection":
+            options.update(option.strip().lower() for option in value.split(b","))
+        elif name == b"x-accel-buffering":
             buffering = True
             kept.append(field)
-        elif role is Role.CONNECTION:
-            options.update(option.strip().lower() for option in value.split(b","))
-        elif role is Role.UPGRADE:
+        elif name == b"upgrade":
             upgrade = value
-    named = options - _USUAL_OPTIONS
-    if named:
+    if options and (named := options - _USUAL_OPTIONS):
         kept = _without(kept, named)
     if length is not None and encoding is not None:
         raise BadAnswerError("both Content-Length and Transfer-Encoding")
@@ -299,25 +281,19 @@ def read_answer(status: int, reason: bytes, fields: Fields, *, old: bool, to_hea
 
 def client_head(head: AnswerHead, *, old: bool, close: bool, ledger_id: bytes | None) -> bytes:
     """Build the head sent to the client: its framing is chunked wherever the length is not known in advance."""
-    lines = [b"HTTP/1.1 %d %b\r\n%b" % (head.status, head.reason, head.fields)]
+    framing = b""
     if head.length is not None:
-        lines.append(b"Content-Length: %b\r\n" % head.length)
-    elif head.framing in _OPEN_ENDED and not old:
-        lines.append(b"Transfer-Encoding: chunked\r\n")
-    if ledger_id is not None:
-        lines.append(b"X-Ledger-Id: %b\r\n" % ledger_id)
-    if close and not head.switches:
-        lines.append(b"Connection: close\r\n")
-    lines.append(b"\r\n")
-    return b"".join(lines)
-
-
-_OPEN_ENDED = frozenset({Framing.CHUNKED, Framing.CLOSE})
+        framing = b"Content-Length: %b\r\n" % head.length
+    elif head.open_ended and not old:
+        framing = b"Transfer-Encoding: chunked\r\n"
+    ids = b"" if ledger_id is None else b"X-Ledger-Id: %b\r\n" % ledger_id
+    end = b"Connection: close\r\n\r\n" if close and not head.switches else b"\r\n"
+    return b"HTTP/1.1 %d %b\r\n%b%b%b%b" % (head.status, head.reason, head.fields, framing, ids, end)
 
 
 def trailer_lines(fields: Fields) -> bytes:
     """Build the trailer section of a chunked answer, without the fields that only make sense in a head."""
-    return _lines((name, value) for name, value in fields if name.lower() not in _ANSWER_ROLES)
+    return _lines((name, value) for name, value in fields if name.lower() not in _NOTED_IN_ANSWERS)
 
 
 def _lines(fields: Iterable[tuple[bytes, bytes]]) -> bytes:

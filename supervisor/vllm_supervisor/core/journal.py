@@ -27,6 +27,9 @@ class RequestOutcome:
 class Journal(Protocol):
     """Both ledgers as the front door sees them."""
 
+    def accepted_now(self, request: OpenRequest) -> bool:
+        """Write the acceptance if that takes no waiting; False: nothing was done, so await `accepted`."""
+
     async def accepted(self, request: OpenRequest) -> None:
         """Write the acceptance; returns once write(2) has, so no byte may go to the engine before."""
 

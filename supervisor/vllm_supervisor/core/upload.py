@@ -11,7 +11,7 @@ class BodyTooLargeError(Exception):
 class Upload:
     """Keeps count of one body. `complete` once its last byte has come; `rest` holds what came after it."""
 
-    __slots__ = ("_chunks", "_left", "_max_body", "_received", "complete", "rest")
+    __slots__ = ("_chunks", "_left", "_max_body", "_received", "begun", "complete", "rest")
 
     def __init__(self, length: int, *, max_body: int, max_trailer: int) -> None:
         """`length` in bytes, or CHUNKED; `max_body` and `max_trailer` in bytes bound a chunked one."""
@@ -19,6 +19,7 @@ class Upload:
         self._left = length
         self._received = 0
         self._max_body = max_body
+        self.begun = False
         self.complete = length == 0
         self.rest = b""
 
@@ -27,6 +28,7 @@ class Upload:
         if self.complete:
             self.rest += data
             return b""
+        self.begun = True
         if self._chunks is None:
             part = data[: self._left] if len(data) > self._left else data
             self._left -= len(part)

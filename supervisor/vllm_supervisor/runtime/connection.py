@@ -1,15 +1,17 @@
 """One client's connection: heads in, each answered in order, until either side is done with it.
 
 Rules:
-* The pump collects the bytes of a head; the task wakes when it is complete, broken, too long, too late, or the
-  client is gone. While a request is served, what comes beyond it waits (pipelining), bounded by one read.
+* The usual way needs no task: the pump hands bytes over, a complete head is decided and sent on at once, and the end of
+  the exchange leads to the next head, all by plain calls. The task (`run`) owns the lifetime, and does what must wait.
+* While a request is served, what the client sends beyond it waits (pipelining), bounded by one read.
 * Health paths are answered whatever the limits are.
 * After an answer that leaves bytes of the client unread, the connection lingers: we say that we are done, and read on
   for a while, so that a client that is still sending reads the answer instead of a reset (RFC 9112, 9.6).
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
@@ -25,12 +27,15 @@ from vllm_supervisor.runtime.exchange import Desk, Exchange
 from vllm_supervisor.runtime.link import Link
 from vllm_supervisor.runtime.own_answers import OwnAnswers
 from vllm_supervisor.runtime.pump import Parking
+from vllm_supervisor.runtime.relay import Relay
 
 FLUSH_TIMEOUT = 5.0
 LINGER_QUIET = 2.0
 LINGER_TOTAL = 30.0
+_TURN = 16  # requests of one client that are answered before others have their turn
 _END_OF_HEAD = b"\r\n\r\n"
-_HEALTH = frozenset({Kind.LIVE, Kind.READY, Kind.STARTED})
+_TO_ENGINE = frozenset({Kind.GATED, Kind.CHEAP})
+_BROKEN_OFF = frozenset({Ending.CLIENT_LEFT, Ending.CLIENT_STALLED, Ending.STOPPED})
 
 
 @dataclass(slots=True)
@@ -49,19 +54,20 @@ class Connection:
     """See the module's rules; `run` is its whole life."""
 
     __slots__ = (
+        "_busy",
         "_discarded",
-        "_end",
         "_exchange",
-        "_expired",
-        "_fault",
         "_first_byte_at",
         "_hall",
         "_health_only",
         "_idle_since",
         "_inbox",
         "_link",
+        "_looping",
         "_parking",
+        "_pending",
         "_scanned",
+        "_work",
     )
 
     def __init__(self, hall: Hall, link: Link, *, health_only: bool) -> None:
@@ -70,142 +76,177 @@ class Connection:
         self._link = link
         self._health_only = health_only
         self._parking = Parking()
+        self._work: Callable[[], Awaitable[None]] | None = None
         self._inbox = b""
         self._scanned = 0
-        self._end = 0  # where the first head in the inbox ends; 0 while it is not complete
-        self._fault: BadRequest | None = None
-        self._expired = False
         self._first_byte_at: float | None = None
-        self._idle_since = hall.desk.now()
+        self._idle_since = 0.0
+        self._busy = False  # a request is being served, or the connection is about to end
+        self._looping = False
         self._exchange: Exchange | None = None
+        self._pending = 0  # length of the body of the request in hand
         self._discarded = 0
-        self._listen()
+        self._rest()
 
-    def _listen(self) -> None:
-        self._link.on_bytes = self._on_bytes
-        self._link.on_gone = self._on_gone
-        self._link.on_drained = self._parking.wake
+    async def run(self) -> None:
+        """Do what must wait, until the connection ends."""
+        try:
+            while not self._link.closed:
+                await self._parking.wait()
+                work, self._work = self._work, None
+                if work is not None and not self._link.closed:
+                    await work()
+        finally:
+            self._hall.waiting.pop(self, None)
+            if self._exchange is not None:
+                self._exchange.stop()
+            self._link.close()
 
-    # -- told by the pump --------------------------------------------------------------------------------------
+    def _later(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Let the task do `work`."""
+        self._work = work
+        self._parking.wake()
+
+    def _close(self, *, reset: bool = False) -> None:
+        self._hall.waiting.pop(self, None)
+        self._busy = True
+        self._link.close(reset=reset)
+        self._parking.wake()
+
+    # -- heads -------------------------------------------------------------------------------------------------
+
+    def _rest(self) -> None:
+        """Wait for the next head."""
+        link = self._link
+        link.on_bytes = self._on_bytes
+        link.on_gone = self._on_gone
+        self._busy = False
+        self._idle_since = self._hall.desk.pump.now
+        self._first_byte_at = self._idle_since if self._inbox else None
+        self._scanned = 0
+        self._hall.waiting[self] = None
+
+    def _on_gone(self, _clean: bool) -> None:
+        self._close()
 
     def _on_bytes(self, data: bytes) -> None:
         if self._first_byte_at is None:
             self._first_byte_at = self._hall.desk.pump.now
         self._inbox = self._inbox + data if self._inbox else data
-        if self._end:
-            self._link.pause()  # more than the request in hand: it waits
+        if self._busy:
+            self._link.pause()
         else:
-            self._scan()
+            self._go_on()
 
-    def _on_gone(self, _clean: bool) -> None:
-        self._parking.wake()
-
-    def _scan(self) -> None:
-        """Look for the end of the first head in the inbox."""
-        while self._inbox.startswith(b"\r\n"):
-            self._inbox = self._inbox[2:]
-        limit = self._hall.settings.max_head
-        end = self._inbox.find(_END_OF_HEAD, max(0, self._scanned - 3))
-        if 0 <= end <= limit:
-            self._end = end + len(_END_OF_HEAD)
-            self._parking.wake()
-        elif end >= 0 or len(self._inbox) > limit:
-            self._fault = BadRequest(431, f"the head is larger than {limit} bytes")
-            self._parking.wake()
-        elif broken_line(self._inbox):
-            self._fault = BadRequest(400, "a line of the head does not end with CRLF")
-            self._parking.wake()
-        self._scanned = len(self._inbox)
-
-    # -- the task ----------------------------------------------------------------------------------------------
-
-    async def run(self) -> None:
-        """Serve requests until the connection ends."""
+    def _go_on(self) -> None:
+        """Serve the requests in the inbox, until one has to be waited for."""
+        if self._looping:
+            return
+        self._looping = True
+        served = 0
         try:
-            while await self._serve_one():
-                self._listen()
-                self._link.resume()
+            while self._inbox and not self._busy and self._serve_next():
+                served += 1
+                if served == _TURN and self._inbox and not self._busy:
+                    self._busy = True
+                    self._later(self._next_turn)
         finally:
+            self._looping = False
+
+    async def _next_turn(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if not self._link.closed:
+            self._busy = False
+            self._go_on()
+            self._link.resume()
+
+    def _serve_next(self) -> bool:
+        """Serve the first request in the inbox; False if it is not complete."""
+        inbox = self._inbox
+        while inbox.startswith(b"\r\n"):
+            inbox = self._inbox = inbox[2:]
+        limit = self._hall.settings.max_head
+        end = inbox.find(_END_OF_HEAD, max(0, self._scanned - 3))
+        if 0 <= end <= limit:
+            end += len(_END_OF_HEAD)
+            self._inbox = inbox[end:]
             self._hall.waiting.pop(self, None)
-            self._link.close()
-
-    async def _serve_one(self) -> bool:
-        """Serve the next request; False when the connection has ended."""
-        raw = await self._next_head()
-        if raw is None:
-            return False
-        settings = self._hall.settings
-        if not well_formed(raw):
-            return await self._refuse(BadRequest(400, "the request head is not valid HTTP/1.1"))
-        head = parse_request(raw, max_body=settings.max_body)
-        if isinstance(head, BadRequest):
-            return await self._refuse(head)
-        route = self._hall.router.route(head.method, head.target, upgrade=head.upgrade)
-        if route.kind in {Kind.GATED, Kind.CHEAP} and not self._health_only:
-            return await self._to_engine(head, route)
-        return await self._answer(head, route)
-
-    async def _next_head(self) -> bytes | None:
-        """Wait for a whole head and take it from the inbox; None when there will be none (and all is said)."""
-        waiting = self._hall.waiting
-        self._idle_since = self._hall.desk.pump.now
-        self._first_byte_at = self._idle_since if self._inbox else None
-        self._scanned = 0
-        if self._inbox:
-            self._scan()
-        waiting[self] = None
-        while not (self._end or self._fault or self._expired or self._link.ended):
-            await self._parking.wait()
-        waiting.pop(self, None)  # gone already if it was chosen to make room
-        if self._end:
-            raw, self._inbox = self._inbox[: self._end], self._inbox[self._end :]
-            self._end = 0
-            return raw
-        if self._fault is not None and not self._link.ended:
-            await self._refuse(self._fault)
-        return None
-
-    async def _to_engine(self, head: RequestHead, route: Route) -> bool:
-        if self._link.ended:
-            return False
-        body, self._inbox = self._inbox, b""
-        exchange = Exchange(self._hall.desk, self._link, head, route)
-        self._exchange = exchange
-        relay = await exchange.serve(body)
-        self._exchange = None
-        if relay is None:
-            await self._leave(linger=head.length != len(body))
-            return False
-        if relay.keep:
-            self._inbox = relay.leftover + self._inbox
+            self._busy = True
+            self._serve(inbox[:end])
             return True
-        if relay.ending in {Ending.CLIENT_LEFT, Ending.CLIENT_STALLED, Ending.STOPPED}:
-            self._link.close(reset=relay.status is not None)
-            return False
-        await self._leave(linger=relay.body_pending, reset=relay.must_reset and relay.ending is not Ending.ANSWERED)
+        self._scanned = len(inbox)
+        if end >= 0 or len(inbox) > limit:
+            self._refuse(BadRequest(431, f"the head is larger than {limit} bytes"))
+        elif broken_line(inbox):
+            self._refuse(BadRequest(400, "a line of the head does not end with CRLF"))
         return False
 
-    async def _answer(self, head: RequestHead, route: Route) -> bool:
+    def _serve(self, raw: bytes) -> None:
+        if not well_formed(raw):
+            self._refuse(BadRequest(400, "the request head is not valid HTTP/1.1"))
+            return
+        head = parse_request(raw, max_body=self._hall.settings.max_body)
+        if isinstance(head, BadRequest):
+            self._refuse(head)
+            return
+        route = self._hall.router.route(head.method, head.target, upgrade=head.upgrade)
+        if route.kind in _TO_ENGINE and not self._health_only:
+            body, self._inbox = self._inbox, b""
+            self._pending = head.length - len(body)
+            exchange = self._exchange = Exchange(self._hall.desk, self._link, head, route, self._exchange_over)
+            if not exchange.begin(body):
+                self._later(exchange.go_on)
+        else:
+            self._answer(head, route)
+
+    # -- answers -----------------------------------------------------------------------------------------------
+
+    def _exchange_over(self, relay: Relay | None) -> None:
+        """Go on to the next request, or end the connection."""
+        self._exchange = None
+        if relay is None:
+            self._leave(linger=self._pending != 0)
+        elif relay.keep:
+            self._inbox = relay.leftover
+            self._rest()
+            self._link.resume()
+            self._go_on()
+        elif relay.ending in _BROKEN_OFF:
+            self._close(reset=relay.status is not None)
+        else:
+            self._leave(linger=relay.body_pending, reset=relay.must_reset and relay.ending is not Ending.ANSWERED)
+
+    def _answer(self, head: RequestHead, route: Route) -> None:
         """Answer what needs no engine."""
         own = self._hall.own
         keep = head.keep_alive and head.length == 0 and not self._hall.desk.closing() and not self._health_only
-        if route.kind in _HEALTH:
+        if route.kind is Kind.METRICS:
+            self._later(partial(self._metrics, head, keep=keep))
+        elif route.kind is Kind.DANGEROUS:
+            self._reply(own.forbidden(head), head, keep=False)
+        elif route.kind in _TO_ENGINE:
+            self._reply(self._too_many(head, route), head, keep=False)
+        else:
             reply = own.health(route.kind, head, close=not keep)
             if reply.startswith(b"HTTP/1.1 503"):
                 self._hall.probed(head)
-        elif route.kind is Kind.METRICS:
-            reply = await own.metrics(head, close=not keep)
-        elif route.kind is Kind.DANGEROUS:
-            keep = False
-            reply = own.forbidden(head)
-        else:
-            keep = False
-            reply = self._too_many(head, route)
+            self._reply(reply, head, keep=keep)
+
+    async def _metrics(self, head: RequestHead, *, keep: bool) -> None:
+        reply = await self._hall.own.metrics(head, close=not keep)
+        if not self._link.closed:
+            self._reply(reply, head, keep=keep)
+            self._go_on()
+
+    def _reply(self, reply: bytes, head: RequestHead, *, keep: bool) -> None:
         self._link.write(reply)
-        if keep:
-            return not self._link.outbox or await self._flushed()
-        await self._leave(linger=head.length != 0)
-        return False
+        if self._link.ended:
+            self._close()
+        elif keep and not self._link.outbox:
+            self._rest()
+            self._link.resume()
+        else:
+            self._leave(linger=head.length != 0)
 
     def _too_many(self, head: RequestHead, route: Route) -> bytes:
         desk = self._hall.desk
@@ -215,44 +256,45 @@ class Connection:
         fields = replies.retry_after(desk.retry_after(rejection))
         return replies.refusal(429, SATURATED, rejection.message, fields=fields, head_only=head.method == b"HEAD")
 
-    async def _refuse(self, bad: BadRequest) -> bool:
+    def _refuse(self, bad: BadRequest) -> None:
         self._link.write(replies.refusal(bad.status, "bad_request", bad.message))
-        await self._leave(linger=True)
-        return False
+        self._leave(linger=True)
 
     # -- the end -----------------------------------------------------------------------------------------------
 
-    async def _flushed(self) -> bool:
-        """Wait until the client has taken what is written; False if it does not."""
-        self._listen()
-        with trio.move_on_after(FLUSH_TIMEOUT):
-            while self._link.outbox and not self._link.closed:
-                await self._parking.wait()
-        return not self._link.outbox and not self._link.deaf
-
-    async def _leave(self, *, linger: bool, reset: bool = False) -> None:
+    def _leave(self, *, linger: bool, reset: bool = False) -> None:
         """Close, after what is written has gone out and, with `linger`, the client has stopped sending."""
+        self._busy = True
+        self._hall.waiting.pop(self, None)
         link = self._link
+        if link.ended or not (linger or link.outbox):
+            self._close(reset=reset)
+            return
         link.on_bytes = self._discard
         link.on_gone = self._on_gone
         link.on_drained = self._parking.wake
-        flushed = not link.outbox or await self._flushed()
-        if flushed and linger and not link.ended and not reset:
+        self._later(partial(self._part, linger=linger and not reset, reset=reset))
+
+    async def _part(self, *, linger: bool, reset: bool) -> None:
+        link = self._link
+        with trio.move_on_after(FLUSH_TIMEOUT):
+            while link.outbox and not link.closed:
+                await self._parking.wait()
+        flushed = not link.outbox
+        if flushed and linger and not link.closed:
             await self._linger()
         link.close(reset=reset or not flushed)
 
     async def _linger(self) -> None:
         link, now = self._link, self._hall.desk.now
-        link.on_bytes = self._discard
         sockets.finish_sending(link.sock)
         link.resume()
         self._hall.waiting[self] = None
-        self._expired = False
         until = now() + LINGER_TOTAL
-        while not (link.ended or self._expired) and now() < until:
+        while not link.closed and now() < until:
             before = self._discarded
             with trio.move_on_after(LINGER_QUIET):
-                while not (link.ended or self._expired):
+                while not link.closed:
                     await self._parking.wait()
             if self._discarded == before:
                 break
@@ -263,18 +305,17 @@ class Connection:
     # -- told by the front door --------------------------------------------------------------------------------
 
     def expire(self) -> None:
-        """Make room: close without a word, unless a request is being served."""
-        self._expired = True
-        self._parking.wake()
+        """Make room: close without a word."""
+        self._close()
 
     def tick(self, now: float) -> None:
         """Look at the time limits."""
         if self._exchange is not None:
-            if self._exchange.relay is not None:
-                self._exchange.relay.tick(now)
+            self._exchange.tick(now)
+        elif self._busy:
+            return
         elif self._first_byte_at is None:
             if now - self._idle_since >= self._hall.settings.idle_timeout:
-                self.expire()
-        elif now - self._first_byte_at >= self._hall.settings.head_timeout and not self._end:
-            self._fault = BadRequest(408, "the request head did not arrive in time")
-            self._parking.wake()
+                self._close()
+        elif now - self._first_byte_at >= self._hall.settings.head_timeout:
+            self._refuse(BadRequest(408, "the request head did not arrive in time"))

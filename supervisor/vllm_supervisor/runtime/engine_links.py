@@ -17,9 +17,8 @@ _MAX_IDLE = 512
 class EngineLink(Link):
     """A connection to one incarnation of the engine."""
 
-    __slots__ = ("fresh", "generation", "idle_since")
+    __slots__ = ("generation", "idle_since")
 
-    fresh: bool  # not one request has been sent on it
     generation: int
     idle_since: float
 
@@ -35,18 +34,20 @@ class EngineLinks:
         self._idle: list[EngineLink] = []
         upstreams.on_move(self.drop_all)
 
-    async def take(self, *, fresh: bool = False) -> EngineLink:
-        """Return a connection, a new one if `fresh` or none is idle; raises OSError."""
+    def idle(self) -> EngineLink | None:
+        """Return a connection that can be used again, or None."""
         limit = self._now() - self._upstreams.reuse_for
-        while self._idle and not fresh:
+        while self._idle:
             link = self._idle.pop()
             if link.idle_since > limit:
-                link.fresh = False
                 return link
             link.close()
+        return None
+
+    async def connect(self) -> EngineLink:
+        """Return a new connection; raises OSError."""
         generation = self._upstreams.generation
         link = EngineLink(self._pump, await self._upstreams.connect(), patient=True)
-        link.fresh = True
         link.generation = generation
         return link
 

@@ -1,10 +1,12 @@
 """One request that goes to the engine: admission, acceptance on record, relay, and exactly one account of its end.
 
 Rules:
-* `gate.admit` is called when the head is complete; nothing is awaited between that decision and its registration.
+* `gate.admit` is called when the head is complete; nothing is waited for between that decision and its registration.
 * The acceptance is on record before one byte goes to the engine.
-* A request is sent again, on a fresh connection, only if not one byte of it went out.
-* Whatever happens, `finally` writes one outcome and one execution statement and gives the place back.
+* A request is sent again, on another connection, only if not one byte of it went out.
+* `begin` goes as far as it can without waiting, usually the whole way; only what must wait needs the task (`go_on`).
+* However it ends, one outcome and one execution statement are written and the place is given back, at once and by
+  plain code.
 """
 
 from collections.abc import Callable
@@ -49,40 +51,90 @@ class Desk:
 
 
 class Exchange:
-    """One request of one client; `serve` is its whole life."""
+    """One request of one client. `over` is called once, when it is refused (with None) or has ended (with its relay)."""
 
-    __slots__ = ("_client", "_cut_by", "_desk", "_head", "_ledgered", "_route", "_scope", "relay")
+    __slots__ = (
+        "_admin",
+        "_body",
+        "_client",
+        "_desk",
+        "_head",
+        "_ledgered",
+        "_over",
+        "_relay",
+        "_request",
+        "_request_class",
+        "_scope",
+        "_told",
+    )
 
-    def __init__(self, desk: Desk, client: Link, head: RequestHead, route: Route) -> None:
+    def __init__(
+        self, desk: Desk, client: Link, head: RequestHead, route: Route, over: Callable[[Relay | None], None]
+    ) -> None:
         """Prepare; nothing is decided yet."""
         self._desk = desk
         self._client = client
         self._head = head
-        self._route = route
+        self._request_class = route.request_class
+        self._admin = route.admin
         self._ledgered = route.kind is Kind.GATED
-        self._cut_by: Ending | None = None
+        self._over = over
+        self._body = b""
+        self._request: OpenRequest | None = None
+        self._relay: Relay | None = None
         self._scope: trio.CancelScope | None = None
-        self.relay: Relay | None = None
+        self._told = not self._ledgered  # the journal knows of the request
 
-    async def serve(self, body: bytes) -> Relay | None:
-        """Serve the request, of whose body `body` has come; None if it was refused (and told so)."""
+    def begin(self, body: bytes) -> bool:
+        """Begin, with what has come of the body; False if `go_on` is needed to go on."""
+        self._body = body
         admitted = self._admit()
-        if isinstance(admitted, Rejection) and self._desk.settings.hold and admitted.code in _HOLDABLE:
-            admitted = await self._hold(admitted)
-        if isinstance(admitted, Rejection):
-            self._refuse(admitted)
-            return None
-        return await self._run(admitted, body)
+        if not isinstance(admitted, Rejection):
+            return self._enter(admitted)
+        if self._desk.settings.hold and admitted.code in _HOLDABLE:
+            return False
+        self._refuse(admitted)
+        return True
+
+    async def go_on(self) -> None:
+        """Wait for what `begin` could not do at once."""
+        if self._relay is None:
+            admitted = await self._hold()
+            if isinstance(admitted, Rejection):
+                self._refuse(admitted)
+                return
+            self._enter(admitted)
+        request, relay = self._request, self._relay
+        if request is None or relay is None:
+            return
+        if not self._told:
+            self._told = True
+            await self._desk.journal.accepted(request)
+            if relay.ending is not None:
+                self._ended()
+                return
+        if not self._launch(relay):
+            await self._connect(relay)
+
+    def stop(self) -> None:
+        """End it, because the front door itself is taken down."""
+        if self._relay is not None:
+            self._relay.end(Ending.STOPPED)
+
+    def tick(self, now: float) -> None:
+        """Look at the time limits."""
+        if self._relay is not None:
+            self._relay.tick(now)
 
     # -- admission ---------------------------------------------------------------------------------------------
 
     def _admit(self) -> OpenRequest | Rejection:
         desk = self._desk
         if self._ledgered:
-            return desk.gate.admit(self._route.request_class, desk.now())
+            return desk.gate.admit(self._request_class, desk.pump.now)
         if desk.upstreams.address is None:
             return self._not_up()
-        return desk.gate.pass_through(desk.now())
+        return desk.gate.pass_through(desk.pump.now)
 
     def _not_up(self) -> Rejection:
         rejection = self._desk.gate.check()
@@ -90,10 +142,10 @@ class Exchange:
             rejection = Rejection(503, "engine_restarting", "the engine is not up")
         return rejection
 
-    async def _hold(self, rejection: Rejection) -> OpenRequest | Rejection:
+    async def _hold(self) -> OpenRequest | Rejection:
         """Let the request wait for admission to open. It has no place meanwhile, and leaves with its client."""
         desk = self._desk
-        admitted: OpenRequest | Rejection = rejection
+        admitted = self._admit()
         with trio.move_on_after(desk.settings.hold) as scope:
             self._client.on_gone = lambda _clean: scope.cancel()
             while isinstance(admitted, Rejection) and admitted.code in _HOLDABLE:
@@ -104,23 +156,24 @@ class Exchange:
     def _refuse(self, rejection: Rejection) -> None:
         desk = self._desk
         if self._ledgered:
-            desk.journal.rejected(self._route.request_class, rejection.code)
+            desk.journal.rejected(self._request_class, rejection.code)
         fields = replies.retry_after(desk.retry_after(rejection))
+        head_only = self._head.method == b"HEAD"
         self._client.write(
-            replies.refusal(
-                rejection.status,
-                rejection.code,
-                rejection.message,
-                fields=fields,
-                head_only=self._head.method == b"HEAD",
-            )
+            replies.refusal(rejection.status, rejection.code, rejection.message, fields=fields, head_only=head_only)
         )
+        self._over(None)
 
     # -- the admitted request ----------------------------------------------------------------------------------
 
-    async def _run(self, request: OpenRequest, body: bytes) -> Relay:
+    def _enter(self, request: OpenRequest) -> bool:
+        """Take the request in and, if nothing has to be waited for, send it; False if something has."""
         desk = self._desk
-        relay = self.relay = Relay(
+        self._request = request
+        request.upgrade = self._head.upgrade
+        request.admin = self._admin
+        request.cut = self._cut
+        relay = self._relay = Relay(
             desk.pump,
             self._client,
             self._head,
@@ -129,60 +182,70 @@ class Exchange:
             ledgered=self._ledgered,
             closing=desk.closing,
             give_back=desk.links.give_back,
+            over=self._ended,
         )
-        request.upgrade = self._head.upgrade
-        request.admin = self._route.admin
-        request.cut = self._cut
-        try:
-            if self._ledgered:
-                relay.choices = choices_asked(request.request_class, body)
-                await desk.journal.accepted(request)
-            relay.prepare(body)
-            await self._connect(relay, told=bool(body))
-            if relay.ending is None:
-                await relay.done.wait()
-        finally:
-            relay.end(Ending.STOPPED)
-            request.cut = _already_over
-            if self._ledgered:
-                self._account(request, relay)
-            desk.gate.release(request)
-        return relay
+        if not self._told:
+            if len(self._body) == self._head.length:
+                relay.choices = choices_asked(request.request_class, self._body)
+            self._told = desk.journal.accepted_now(request)
+        relay.begin(self._body)
+        self._body = b""
+        return self._told and self._launch(relay)
 
-    async def _connect(self, relay: Relay, *, told: bool) -> None:
-        """Start the relay, unless something ended it first; `told`: the client needs no 100 to send its body."""
-        if relay.ending is None and self._client.ended:
-            relay.end(Ending.CLIENT_LEFT)
-        fresh = False
+    def _launch(self, relay: Relay) -> bool:
+        """Send the request on an idle connection; False if there is none."""
         while relay.ending is None:
-            try:
-                with trio.CancelScope() as self._scope:
-                    engine = await self._desk.links.take(fresh=fresh)
-            except OSError:
-                relay.end(Ending.ENGINE_FAILED)
-                return
-            finally:
-                self._scope = None
-            if relay.ending is not None:
-                engine.close()
-                return
-            if self._head.expects_continue and not told:
-                self._client.write(replies.CONTINUE)
-                told = True
+            engine = self._desk.links.idle()
+            if engine is None:
+                return False
+            self._say_continue(relay)
             if relay.start(engine):
-                return
-            if engine.fresh:
-                relay.end(Ending.ENGINE_FAILED)
-            fresh = True
+                break
+        return True
+
+    async def _connect(self, relay: Relay) -> None:
+        """Send the request on a new connection."""
+        try:
+            with trio.CancelScope() as self._scope:
+                engine = await self._desk.links.connect()
+        except OSError:
+            relay.end(Ending.ENGINE_FAILED)
+            return
+        finally:
+            self._scope = None
+        if relay.ending is not None:
+            engine.close()
+            return
+        self._say_continue(relay)
+        if not relay.start(engine):
+            relay.end(Ending.ENGINE_FAILED)
+
+    def _say_continue(self, relay: Relay) -> None:
+        """Ask the client for the body it holds back, once, unless it has begun to send it."""
+        if self._head.expects_continue:
+            self._head.expects_continue = False
+            if relay.body_untouched:
+                self._client.write(replies.CONTINUE)
 
     def _cut(self, cut: Cut) -> None:
-        relay = self.relay
-        if relay is not None:
-            relay.end(CUTS[cut])
-        if self._scope is not None:
-            self._scope.cancel()
+        if self._relay is not None:
+            self._relay.end(CUTS[cut])
 
     # -- the account -------------------------------------------------------------------------------------------
+
+    def _ended(self) -> None:
+        """Account for the exchange. An end before the journal knows of the request waits until it does."""
+        request, relay = self._request, self._relay
+        if request is None or relay is None or not self._told:
+            return
+        if self._scope is not None:
+            self._scope.cancel()
+        request.cut = _already_over
+        if self._ledgered:
+            self._account(request, relay)
+        self._desk.gate.release(request)
+        self._relay = None  # no ring is left for the collector
+        self._over(relay)
 
     def _account(self, request: OpenRequest, relay: Relay) -> None:
         ending = relay.ending or Ending.STOPPED

@@ -151,7 +151,6 @@ class FrontDoor:
         oldest = next(iter(self._hall.waiting), None)
         if oldest is None:
             return False
-        del self._hall.waiting[oldest]
         oldest.expire()
         return True
 

@@ -158,6 +158,14 @@ class Link:
     # -- the pump ----------------------------------------------------------------------------------------------
 
     def _ready(self, events: int) -> None:
+        try:
+            self._handle(events)
+        except Exception as fault:  # noqa: BLE001 - our fault ends this exchange, not the pump with all others
+            self._pump.on_fault(fault)
+            self._end(clean=False)
+            self.close()
+
+    def _handle(self, events: int) -> None:
         if self.outbox and events & ~READABLE:
             self._flush()
         if self._reading:

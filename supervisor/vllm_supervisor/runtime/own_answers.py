@@ -15,7 +15,7 @@ from vllm_supervisor.adapters.http1 import Answer
 from vllm_supervisor.adapters.sockets import READ_SIZE
 from vllm_supervisor.adapters.upstream import Upstreams
 from vllm_supervisor.core import replies
-from vllm_supervisor.core.http_semantics import BadAnswerError, RequestHead
+from vllm_supervisor.core.http_semantics import BadAnswerError, Framing, RequestHead
 from vllm_supervisor.core.routes import Kind
 from vllm_supervisor.core.view import View
 
@@ -73,7 +73,7 @@ class OwnAnswers:
                     raise BadAnswerError("an exposition without end")
             whole, found = answer.complete, answer.head
             answer.close()
-        if found is None or found.status != 200 or not (whole or found.ends_with_connection):
+        if found is None or found.status != 200 or not (whole or found.framing is Framing.CLOSE):
             raise BadAnswerError("no whole exposition")
         return found.media_type or _TEXT, bytes(body)
 

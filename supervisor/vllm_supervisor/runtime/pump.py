@@ -6,8 +6,8 @@ wait for heads and for ends, never for bytes, and every lifetime stays in trio's
 
 Contract:
 * `add`/`change`/`forget` register a descriptor with its handler; registrations are level-triggered.
-* A handler is a plain function of the event mask; it must not block, and must cope with an event that is no longer
-  true. If it raises, that is our fault: `on_fault` is told and the pump goes on.
+* A handler is a plain function of the event mask; it must not block, must cope with an event that is no longer true,
+  and must not raise: it tells `on_fault` of its faults.
 * `Parking` is how a task waits for a handler: one task, one wake-up, no event lost.
 """
 
@@ -36,7 +36,7 @@ class Pump:
         self._epoll = select.epoll()
         self._handlers: dict[int, Handler] = {}
         self._clock = now
-        self._on_fault = on_fault
+        self.on_fault = on_fault
         self.now = now()
 
     def add(self, descriptor: int, events: int, handler: Handler) -> None:
@@ -68,12 +68,8 @@ class Pump:
         handlers = self._handlers
         for descriptor, events in self._epoll.poll(0, _BATCH):
             handler = handlers.get(descriptor)
-            if handler is None:  # closed by an earlier handler of this batch
-                continue
-            try:
+            if handler is not None:  # else closed by an earlier handler of this batch
                 handler(events)
-            except Exception as fault:  # noqa: BLE001 - one exchange's fault must not stop all others
-                self._on_fault(fault)
 
 
 class Parking:

@@ -1,7 +1,7 @@
 """The bytes of one exchange, both ways, between the client's connection and the engine's, until one end.
 
 Rules:
-* Everything here is plain code called by the pump; the exchange's task only waits for `done`.
+* Everything here is plain code called by the pump; `over` is called at the end, from wherever it came.
 * Each read is passed on at once: head first, then body pieces as they come, and judged after they have gone out.
 * Both directions have back-pressure: who cannot be written to stops the other side from being read.
 * Whose turn it is stands in the request at any time: the engine's once it has the whole request (or takes no more of
@@ -32,11 +32,11 @@ from vllm_supervisor.core.http_semantics import (
 from vllm_supervisor.core.upload import BodyTooLargeError, Upload
 from vllm_supervisor.runtime.engine_links import EngineLink
 from vllm_supervisor.runtime.link import Link
-from vllm_supervisor.runtime.pump import Parking, Pump
+from vllm_supervisor.runtime.pump import Pump
 
 _BOUNDARIES = (b"\n\n", b"\r\n\r\n")  # between two events of a stream
+_EARLY_BYTES = 64 * 1024  # of a body, before there is a connection to send it on
 _LAST_CHUNK = b"0\r\n"  # before the trailer section and an empty line
-_OPEN_ENDED = frozenset({Framing.CHUNKED, Framing.CLOSE})
 
 
 class Relay:
@@ -53,6 +53,7 @@ class Relay:
         "_give_back",
         "_good",
         "_ledgered",
+        "_over",
         "_pump",
         "_request",
         "_settings",
@@ -62,7 +63,6 @@ class Relay:
         "_uploaded_at",
         "bytes_out",
         "choices",
-        "done",
         "ending",
         "head",
         "judge",
@@ -83,6 +83,7 @@ class Relay:
         ledgered: bool,
         closing: Callable[[], bool],
         give_back: Callable[[EngineLink], None],
+        over: Callable[[], None],
     ) -> None:
         """Take `closing` (shall the client's connection end with this answer?) and `give_back` (for the engine's)."""
         self._pump = pump
@@ -92,6 +93,7 @@ class Relay:
         self._ledgered = ledgered
         self._closing = closing
         self._give_back = give_back
+        self._over = over
         self._engine: EngineLink | None = None
         self._answer = Answer(to_head=head.method == b"HEAD")
         self._upload = Upload(head.length, max_body=settings.max_body, max_trailer=settings.max_head)
@@ -106,7 +108,6 @@ class Relay:
         self.judge: Judge | None = None
         self.choices: int | None = None
         self.ending: Ending | None = None
-        self.done = Parking()
         self.keep = False  # the client's connection may serve another request
         self.must_reset = False  # only a reset tells the client that its answer is not whole
         self.sent_any = False  # bytes went to the engine
@@ -115,10 +116,15 @@ class Relay:
 
     # -- the beginning -----------------------------------------------------------------------------------------
 
-    def prepare(self, body: bytes) -> None:
-        """Make the first bytes for the engine: the head and what has come of the body."""
-        part = self._feed_upload(body) if body else b""
-        self._first = engine_head(self.head, self._request.id.encode()) + part
+    def begin(self, body: bytes) -> None:
+        """Take the client over, with what has come of the body; what comes until `start` is kept for it."""
+        self._first = engine_head(self.head, self._request.id.encode())
+        client = self._client
+        client.on_bytes = self._from_client
+        client.on_gone = self._client_gone
+        client.on_drained = self._client_drained
+        if body:
+            self._from_client(body)
 
     def start(self, engine: EngineLink) -> bool:
         """Send the first bytes; False if the connection took not one of them, so another may be tried."""
@@ -135,14 +141,10 @@ class Relay:
         request.sent_at = self._pump.now
         request.engine_id = request.id if self.head.request_id is None else self.head.request_id.decode("latin-1")
         self.sent_any = True
-        client = self._client
-        client.on_bytes = self._from_client
-        client.on_gone = self._client_gone
-        client.on_drained = self._client_drained
         if engine.outbox or self._upload.rest:
-            client.pause()
+            self._client.pause()
         else:
-            client.resume()
+            self._client.resume()
         self._take_turns()
         return True
 
@@ -151,11 +153,13 @@ class Relay:
     def _from_client(self, data: bytes) -> None:
         out = data if self._tunnel else self._feed_upload(data)
         engine = self._engine
-        if engine is not None and out:
+        if engine is None:
+            self._first += out
+        elif out:
             engine.write(out)
             if engine.outbox:
                 self._client.pause()
-        if self._upload.rest:
+        if self._upload.rest or len(self._first) > _EARLY_BYTES:
             self._client.pause()
         self._take_turns()
 
@@ -230,7 +234,7 @@ class Relay:
         # A body that is still coming leaves no way to find the next request: the connection ends with this answer.
         self.keep = self.head.keep_alive and self._upload.complete and not self._closing()
         old = self.head.old
-        open_ended = head.framing in _OPEN_ENDED
+        open_ended = head.open_ended
         self._chunked_out = open_ended and not old
         self.must_reset = open_ended and old
         self.status = head.status
@@ -319,6 +323,11 @@ class Relay:
         return self._upload.rest
 
     @property
+    def body_untouched(self) -> bool:
+        """Whether the client has sent nothing yet of the body it announced."""
+        return not self._upload.complete and not self._upload.begun
+
+    @property
     def body_pending(self) -> bool:
         """Whether the client is still to send a part of its request."""
         return not self._upload.complete
@@ -340,7 +349,7 @@ class Relay:
             else:
                 engine.close()
         answer.close()
-        self.done.wake()
+        self._over()
 
     def _break_off(self, ending: Ending) -> None:
         """Tell the client, as far as its answer still allows it."""
