@@ -17,7 +17,6 @@ from vllm_supervisor.core.restart import Ended, EndKind, GiveUp, Restart
 from vllm_supervisor.core.signatures import Cause, Repeat, StartPhase
 
 REQUESTED = (Why.STOP, Why.COMMANDED)
-FAILING = "failing"  # the one restart cause that neither an exit nor a budget names
 
 
 def read(ending: Ending, evidence: ExitEvidence) -> ExitReading:
@@ -90,7 +89,7 @@ def judge(
 
 
 def _count(state: State, ended: Ended, ended_why: Why, lost: int, moment: Moment) -> State:
-    cause = FAILING if ended_why is Why.FAILING else restart.restart_cause(ended)
+    cause = restart.FAILING if ended_why is Why.FAILING else restart.restart_cause(ended)
     sentence = ended.why or ended.reading.sentence
     return replace(
         state,

@@ -22,6 +22,9 @@ FAILING_COUNT = 3
 FAILING_PROBES = 2
 # An engine that made progress this recently is not gone, whatever its listener says.
 MOVES = 10.0
+# So long without a byte for anybody, while somebody has been waiting as long: longer than one answer takes to be
+# generated whole (an engine makes 100,000 tokens and more of one in this time).
+UNDELIVERED_AFTER = 7200.0
 
 
 def _dead(s: Situation) -> Finding | None:
@@ -145,7 +148,21 @@ def _degraded(s: Situation) -> Finding | None:
                 f"{_number(s.waiting)} wait",
                 _clock(s, track, name) | {"nothing_completed_s": round(s.now - track.starved_at, 1)},
             )
-    return None
+    return _undelivered(s)
+
+
+def _undelivered(s: Situation) -> Finding | None:
+    door = s.seen.door
+    if door is None or door.silent_since is None or s.expired(s.whole):
+        return None
+    silence = s.now - max(door.silent_since, door.last_byte_at or 0.0)
+    if silence < UNDELIVERED_AFTER:
+        return None
+    return Finding(
+        Verdict.DEGRADED,
+        f"the engine works, but nobody has got a byte for {silence:.0f} s while {door.at_engine} wait for one",
+        {"nothing_delivered_s": round(silence, 1)},
+    )
 
 
 def _blind(s: Situation) -> Finding | None:

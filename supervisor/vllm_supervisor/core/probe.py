@@ -128,6 +128,14 @@ def first_model(body: bytes) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def says_paused(status: int | None, body: bytes) -> bool | None:
+    """Read an answer of `/is_paused`; None: it is not offered."""
+    try:
+        return json.loads(body)["is_paused"] is True if status == 200 else None
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
 def probe_outcome(reach: Reach, status: int | None) -> ProbeOutcome:
     """Read the end of a probe's exchange."""
     if reach in {Reach.REFUSED, Reach.NO_ROUTE}:

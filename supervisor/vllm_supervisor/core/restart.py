@@ -101,8 +101,9 @@ class GiveUp:
     status: int
 
 
-# The fixed set of `restart_cause`.
-RESTART_CAUSES: tuple[str, ...] = (*EndKind, *(cause for cause in Cause if cause is not Cause.REQUESTED))
+FAILING = "failing"  # a crash by its budget: it answered nothing but errors, a probe included
+# The fixed set of causes a restart is counted under: `restart_cause`, and `failing`.
+RESTART_CAUSES: tuple[str, ...] = (*EndKind, FAILING, *(cause for cause in Cause if cause is not Cause.REQUESTED))
 
 
 def restart_cause(ended: Ended) -> str:

@@ -20,12 +20,13 @@ from vllm_supervisor.adapters import clock, engine_probe
 from vllm_supervisor.adapters.beacon import BeaconReader
 from vllm_supervisor.adapters.engine_processes import process_sample
 from vllm_supervisor.core import facts, probe_policy
+from vllm_supervisor.core.address import Address
 from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.health import Judgement, Memory, judge
 from vllm_supervisor.core.lifecycle import Node, State
 from vllm_supervisor.core.metrics_scan import metrics_sample
-from vllm_supervisor.core.probe import ProbeResult
+from vllm_supervisor.core.probe import IS_PAUSED_PATH, ProbeResult, Reach, says_paused
 from vllm_supervisor.core.probe_policy import ProbeOrder, ProbeView
 from vllm_supervisor.core.samples import BeaconSample, MetricsSample, Observation
 from vllm_supervisor.core.situation import HealthPolicy
@@ -83,6 +84,8 @@ class Watch:
         self._lost_events = 0
         self._scraping = False
         self._scraped: MetricsSample | None = None
+        self._paused: bool | None = None
+        self._tells_pause = True
         self._offset = 0.0
         self._settling = False  # admission is closed for a probe that is to settle `failing`
         self._wanted = trio.Event()
@@ -146,6 +149,7 @@ class Watch:
             door=self._account.sample(),
             processes=process_sample(main, [member.id.pid for member in current.body.tree.look()]),
             probe=prober.sample,
+            paused=self._paused,
             late=late,
         )
 
@@ -175,6 +179,7 @@ class Watch:
             self._reader.close()
         self._watched = self._prober = self._reader = self._scraped = self.judgement = None
         self._settling = False  # whatever ended the judgement owns the gate now
+        self._paused, self._tells_pause = None, True
         self._lost_events = 0
         self.beacons = ()
 
@@ -222,6 +227,8 @@ class Watch:
         try:
             assert current.body.address is not None  # noqa: S101 - asked by `_scrape`
             reply = await engine_probe.metrics(current.body.address, timeout=SCRAPE_WITHIN)
+            if current is self._watched and self._tells_pause and not self.beacons:
+                await self._ask_paused(current.body.address)
         finally:
             self._scraping = False
         if current is not self._watched:
@@ -234,6 +241,13 @@ class Watch:
             waiting = [one.waiting for one in sample.engines]
             if None not in running and None not in waiting:
                 self._journal.counts(int(sum(filter(None, running)) + sum(filter(None, waiting))), began)
+
+    async def _ask_paused(self, address: Address) -> None:
+        """Ask whether an operator paused it, where no beacon says so; most engines do not offer the question."""
+        reply = await engine_probe.exchange(address, "GET", IS_PAUSED_PATH, timeout=SCRAPE_WITHIN)
+        if reply.reach is Reach.ANSWERED:
+            self._paused = says_paused(reply.status, reply.body)
+            self._tells_pause = self._paused is not None
 
     def _probe(self, nursery: trio.Nursery, prober: Prober, judgement: Judgement, *, moved: bool, now: float) -> None:
         view = ProbeView(
