@@ -4,7 +4,7 @@ Rules:
 * Best effort, and never in the way: every tool has `TOOL_LIMIT` seconds, everything together `LIMIT`; what failed, was
   not allowed or took too long is a line in the bundle. Nothing here raises, and nothing here stops the engine.
 * Threads are read from /proc (state, wchan, CPU time), which needs no ptrace: it works in containers where py-spy does
-  not. CPU is read twice, a second apart: a thread that spins and one that sleeps look alike otherwise.
+  not. CPU is read twice, half a second apart: a thread that spins and one that sleeps look alike otherwise.
 * Reading and writing happen in a thread that is left behind when it hangs: a wedged disk or driver must not stop us.
 * Tools are started and reaped by whoever owns all children of ours (`Starter`): a child that nobody owns is taken for an
   orphan of the engine, its status reaped and itself killed with the engine.
@@ -27,7 +27,7 @@ from vllm_supervisor.core.incident import Bundle, surplus
 TOOL_LIMIT = 5.0
 LIMIT = 10.0
 FILE_LIMIT = 1024 * 1024
-BETWEEN_CPU = 1.0
+BETWEEN_CPU = 0.5
 # More threads than any engine has; past this the listing is cut, and says so.
 THREADS_KEPT = 2000
 # Of the engine's processes, those a stack dump is tried of: the API server, EngineCores and workers of one machine.
@@ -119,7 +119,7 @@ async def _threads(path: Path, pids: list[int], notes: _Notes) -> None:
     second = await _thread(_look, pids)
     if not second:
         notes.problems.append("no thread of the engine could be read")
-    lines = [f"{'pid':>8} {'tid':>8} {'name':<16} {'state':<5} {'cpu s':>10} {'in 1 s':>7}  wchan"]
+    lines = [f"{'pid':>8} {'tid':>8} {'name':<16} {'state':<5} {'cpu s':>10} {'between':>7}  wchan"]
     for key, (name, state, cpu, wchan) in list(second.items())[:THREADS_KEPT]:
         used = cpu - first[key][2] if key in first else cpu
         lines.append(f"{key[0]:>8} {key[1]:>8} {name:<16} {state:<5} {cpu:>10.2f} {used:>7.2f}  {wchan}")
