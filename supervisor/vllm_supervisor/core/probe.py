@@ -88,10 +88,14 @@ class ReadyResult:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What is mounted: `probe_path` is the endpoint for a probe (None: none), `authorized` is False on 401 and 403."""
+    """What is mounted: `probe_path` is the endpoint for a probe (None: none), `authorized` is False on 401 and 403.
+
+    `reach` is how far the question came; only ANSWERED says anything of what is mounted.
+    """
 
     probe_path: str | None
     authorized: bool = True
+    reach: Reach = Reach.ANSWERED
 
 
 def capabilities_of(statuses: Mapping[str, int]) -> Capabilities:

@@ -112,7 +112,7 @@ class Watch:
                 self._look(nursery, max(0.0, now - due) + self._slept())
                 looked = now
                 if now >= due:  # a late one is not made up for by a burst
-                    due = max(due + self._interval, clock.monotonic())
+                    due = due + self._interval if due + self._interval > now else now + self._interval
 
     def look_now(self) -> None:
         """Look at once, unless that was done within the last second."""
