@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_supervisor.core.admission import CODES
 from vllm_supervisor.core.exposition import FAMILIES, PREFIX, REJECTION_REASONS, Snapshot, render
+from vllm_supervisor.core.ledger import LedgerHealth
 from vllm_supervisor.core.restart import RESTART_CAUSES
 from vllm_supervisor.core.words import EngineState, ExecutionState, Outcome, Phase, Verdict
 
@@ -37,6 +38,17 @@ SNAPSHOT = Snapshot(
     beacons=2,
     probes={"answered": 7, "withdrawn": 1},
     scrapes={"ok": 12, "timeout": 3},
+    ledger=LedgerHealth(
+        failed=True,
+        since=1.0,
+        error="No space left on device",
+        lost=2,
+        late=1,
+        at_risk=0,
+        written=9,
+        queued=0,
+        segment=1,
+    ),
 )
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

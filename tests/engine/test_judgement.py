@@ -168,7 +168,8 @@ def test_a_hang_is_proven_documented_and_ended(judged: Judged) -> None:
     Meanwhile /health of the bare engine says 200, and `check` finds the hang from outside.
     """
     worker = judged.supervisor.named("VLLM::Worker")
-    with asking(judged.client, 4, messages=[{"role": "user", "content": "a most secret prompt"}]) as answers:
+    prompt = [{"role": "user", "content": "a most secret prompt"}]
+    with asking(judged.client, 4, max_tokens=1800, messages=prompt) as answers:
         judged.wait(lambda status: status["health"]["running"] == 4, "four streams run")
         stopped = time.monotonic()
         worker.send_signal(signal.SIGSTOP)

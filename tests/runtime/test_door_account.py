@@ -16,7 +16,7 @@ PATH = b"/v1/completions"
 
 def sample(door: Door) -> DoorSample:
     """Read the account of the door's gate."""
-    return DoorAccount(FakeJournal(), door.gate, lambda: 0.0, lambda: None).sample()
+    return DoorAccount(FakeJournal(), door.gate, lambda: 0.0, late=lambda: None, ledger_failed=lambda: None).sample()
 
 
 @in_trio
@@ -182,7 +182,7 @@ def test_errors_in_a_row() -> None:
     gate = Gate(limit=10, new_id=lambda: f"led-{next(numbers)}")
     gate.reopen(ClosedReason.STARTING)
     times = [0.0]
-    account = DoorAccount(FakeJournal(), gate, lambda: times[0], lambda: None)
+    account = DoorAccount(FakeJournal(), gate, lambda: times[0], late=lambda: None, ledger_failed=lambda: None)
 
     def end(
         outcome: Outcome, status: int | None, by: EndedBy, *, admin: bool = False, last: float | None = None

@@ -1,7 +1,7 @@
 """The watch over a ready engine, with the real gate and prober: never a probe beside a user, whatever the order."""
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,7 +19,6 @@ from vllm_supervisor.core.address import Address
 from vllm_supervisor.core.admission import Gate, OpenRequest
 from vllm_supervisor.core.facts import Condemned, Fact
 from vllm_supervisor.core.lifecycle import Node
-from vllm_supervisor.core.samples import RequestEvent
 from vllm_supervisor.core.situation import HealthPolicy
 from vllm_supervisor.core.words import ClosedReason, RequestClass, Verdict
 from vllm_supervisor.runtime import watch as watching
@@ -49,12 +48,7 @@ class Engine:
 
 
 class Ledger:
-    """Takes the engine's testimony and keeps none of it."""
-
-    unsettled: tuple[str, ...] = ()
-
-    def testimony(self, events: Iterable[RequestEvent]) -> None:
-        """Take events."""
+    """Takes readings and keeps none of them."""
 
     def counts(self, reported: int, began: float) -> None:
         """Take a reading."""
@@ -107,11 +101,16 @@ async def rig(
         child = SimpleNamespace(id=SimpleNamespace(pid=os.getpid()))
         body = SimpleNamespace(number=1, child=child, tree=SimpleNamespace(look=list), address=address, beacon=None)
         state = SimpleNamespace(node=Node.READY, ready_at=clock.monotonic() - 3600.0)
-        parts: Any = {"state": lambda: state, "current": lambda: incarnation, "journal": Ledger()}
+        parts: Any = {
+            "state": lambda: state,
+            "current": lambda: incarnation,
+            "journal": Ledger(),
+            "testimony": SimpleNamespace(read=tuple),
+        }
         incarnation = SimpleNamespace(body=body)
         watch = Watch(
             gate=gate,
-            account=DoorAccount(FakeJournal(), gate, clock.monotonic, lambda: None),
+            account=DoorAccount(FakeJournal(), gate, clock.monotonic, late=lambda: None, ledger_failed=lambda: None),
             policy=HealthPolicy(waits=(60.0, 60.0), waits_slow=(60.0, 60.0), failing_after=failing_after),
             interval=interval,
             probe_interval=probe_interval,

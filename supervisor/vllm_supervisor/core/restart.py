@@ -101,8 +101,8 @@ class GiveUp:
     status: int
 
 
-FAILING = "failing"  # a crash by its budget: it answered nothing but errors, a probe included
-# The fixed set of causes a restart is counted under: `restart_cause`, and `failing`.
+FAILING = "failing"  # an engine we ended because it answered nothing but errors: neither an exit nor a budget names it
+# The fixed set of what a restart is counted under: `FAILING`, or what `restart_cause` gives.
 RESTART_CAUSES: tuple[str, ...] = (*EndKind, FAILING, *(cause for cause in Cause if cause is not Cause.REQUESTED))
 
 

@@ -1,4 +1,4 @@
-"""Watch over a running engine: look, judge, probe, and pass on what the engine itself testifies of its requests.
+"""Watch over a running engine: look, judge, probe.
 
 Rules:
 * It never uses what it watches: reads of /metrics, /proc and the beacon cost the engine nothing, and a probe is sent
@@ -17,7 +17,6 @@ from collections.abc import Callable
 import trio
 
 from vllm_supervisor.adapters import clock, engine_probe
-from vllm_supervisor.adapters.beacon import BeaconReader
 from vllm_supervisor.adapters.engine_processes import process_sample
 from vllm_supervisor.core import facts, probe_policy
 from vllm_supervisor.core.address import Address
@@ -35,10 +34,10 @@ from vllm_supervisor.runtime.door_account import DoorAccount
 from vllm_supervisor.runtime.incarnation import Incarnation
 from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.prober import Prober
+from vllm_supervisor.runtime.testimony import Testimony
 
 SAMPLES_KEPT = 20
 SCRAPE_WITHIN = 30.0  # seconds: a saturated front end needs long, and that is no failure
-TESTIMONY_EVERY = 0.25  # seconds between reads of the beacon's events while requests are unsettled
 ASKED_APART = 1.0  # seconds between looks that somebody asks for
 JUDGED = {Node.READY, Node.EXAMINING, Node.EMPTYING, Node.CUTTING}  # requests may be at the engine
 CONDEMNING = {Verdict.STUCK, Verdict.FAILING}
@@ -58,6 +57,7 @@ class Watch:
         gate: Gate,
         account: DoorAccount,
         journal: LedgerJournal,
+        testimony: Testimony,
         policy: HealthPolicy,
         interval: float,
         probe_interval: float,
@@ -71,6 +71,7 @@ class Watch:
         self._gate = gate
         self._account = account
         self._journal = journal
+        self._testimony = testimony
         self._policy = policy
         self._interval = interval
         self._probe_interval = probe_interval
@@ -80,8 +81,6 @@ class Watch:
         self._memory = Memory()
         self._watched: Incarnation | None = None
         self._prober: Prober | None = None
-        self._reader: BeaconReader | None = None
-        self._lost_events = 0
         self._scraping = False
         self._scraped: MetricsSample | None = None
         self._paused: bool | None = None
@@ -101,10 +100,9 @@ class Watch:
         looked, self._offset = clock.monotonic(), _suspended()
         due = looked + self._interval
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._hear_testimony)
             while True:
                 self._wanted = trio.Event()
-                with trio.move_on_after(max(0.0, due - clock.monotonic())):
+                with trio.move_on_after(max(0.0, due - clock.monotonic())):  # the clock ran on since it was set
                     await self._wanted.wait()
                 now = clock.monotonic()
                 if now < due and now - looked < ASKED_APART:
@@ -138,7 +136,7 @@ class Watch:
 
     def _observe(self, current: Incarnation, ready_at: float, prober: Prober, now: float, late: float) -> Observation:
         main = current.body.child.id.pid
-        self.beacons = self._reader.read() if self._reader is not None else ()
+        self.beacons = self._testimony.read()
         scraped, self._scraped = self._scraped, None
         return Observation(
             at=now,
@@ -156,7 +154,6 @@ class Watch:
     def _begin(self, current: Incarnation) -> None:
         self.forget()
         self._watched = current
-        self._reader = BeaconReader(current.body.beacon) if current.body.beacon is not None else None
         self._account.begin()
         address = current.body.address
 
@@ -174,13 +171,9 @@ class Watch:
         self._withdraw()
         for reason in CLOSING.values():
             self._gate.reopen(reason)
-        if self._reader is not None:
-            self._take_testimony()
-            self._reader.close()
-        self._watched = self._prober = self._reader = self._scraped = self.judgement = None
+        self._watched = self._prober = self._scraped = self.judgement = None
         self._settling = False  # whatever ended the judgement owns the gate now
         self._paused, self._tells_pause = None, True
-        self._lost_events = 0
         self.beacons = ()
 
     def _change(self, judgement: Judgement) -> None:
@@ -274,26 +267,6 @@ class Watch:
         if self._prober is not None and self._prober.probing:
             self.probes["withdrawn"] += 1
             self._prober.withdraw()
-
-    # -- the engine's testimony --------------------------------------------------------------------------------------
-
-    async def _hear_testimony(self) -> None:
-        """Read the beacon's request events soon after they come; an idle engine is asked at the ticks alone."""
-        while True:
-            busy = self._gate.in_flight or self._journal.unsettled
-            await trio.sleep(TESTIMONY_EVERY if busy else self._interval)
-            if self._reader is not None:
-                self._reader.read()
-                self._take_testimony()
-
-    def _take_testimony(self) -> None:
-        assert self._reader is not None  # noqa: S101 - asked by the callers
-        events = self._reader.events()
-        if self._reader.lost_events > self._lost_events:
-            self._lost_events = self._reader.lost_events
-            self._journal.testimony_lost()
-        if events:
-            self._journal.testimony(events)
 
     def _slept(self) -> float:
         """Seconds the machine was suspended since the last look; the monotonic clock stands still meanwhile."""
