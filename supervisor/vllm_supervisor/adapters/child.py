@@ -13,8 +13,8 @@ Source of facts: posix_spawn(3), pidfd_open(2), waitid(2).
 
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from fcntl import F_SETPIPE_SZ, fcntl
 from pathlib import Path
 
@@ -45,16 +45,6 @@ class StatusLostError(RuntimeError):
 def owned() -> frozenset[int]:
     """Return the pids whose status a `Child` waits for; nobody else may reap them."""
     return frozenset(_owned)
-
-
-@contextmanager
-def claimed(pid: int) -> Iterator[None]:
-    """Wait for a child of ours elsewhere: within the block nobody reaps it, and no engine adopts it."""
-    _owned.add(pid)
-    try:
-        yield
-    finally:
-        _owned.discard(pid)
 
 
 class Child:
