@@ -62,13 +62,32 @@ class Rig:
     def run(self, *words: str, within: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run a command inside, as root."""
         argv = [str(self._script), "exec", str(self._dir), *words]
-        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=within, check=False)
+        return subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=within, check=False
+        )
 
     def systemctl(self, *words: str) -> str:
         """Run systemctl inside; it must succeed."""
         done = self.run("systemctl", *words)
         assert done.returncode == 0, f"systemctl {words}: {done.stderr}"
         return done.stdout
+
+    def pids(self, unit: str) -> set[int]:
+        """Every process of a unit, as this machine counts."""
+        found: set[int] = set()
+        group = self.systemctl("show", "--value", "--property=ControlGroup", unit).strip()
+        for file in self.path(f"/sys/fs/cgroup{group}").rglob("cgroup.procs") if group else ():
+            with contextlib.suppress(OSError):
+                found.update(map(int, file.read_text().split()))
+        return found
+
+    def named(self, unit: str, name: str) -> int:
+        """Give the process of a unit that calls itself `name`, as this machine counts."""
+        for pid in self.pids(unit):
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/comm").read_text().startswith(name[:15]):
+                    return pid
+        raise AssertionError(f"no {name} among {self.pids(unit)}")
 
     def close(self) -> None:
         """End it and everything in it."""
@@ -102,14 +121,8 @@ class Unit:
         return self.rig.systemctl("show", "--value", f"--property={name}", self.name).strip()
 
     def pids(self) -> set[int]:
-        """Every process of the unit, as this machine counts."""
-        found: set[int] = set()
-        group = self.show("ControlGroup")
-        if group:
-            for file in self.rig.path(f"/sys/fs/cgroup{group}").rglob("cgroup.procs"):
-                with contextlib.suppress(OSError):
-                    found.update(map(int, file.read_text().split()))
-        return found
+        """Every process of it, as this machine counts."""
+        return self.rig.pids(self.name)
 
     @property
     def pid(self) -> int:
@@ -117,18 +130,12 @@ class Unit:
         inside = self.show("MainPID")
         for pid in self.pids():
             with contextlib.suppress(OSError):
-                line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line[:6] == "NSpid:")
+                line = next(
+                    line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line[:6] == "NSpid:"
+                )
                 if line.split()[-1] == inside:
                     return pid
         raise AssertionError(f"no main process {inside} among {self.pids()}\n{self.words()}")
-
-    def named(self, name: str) -> int:
-        """Give the process of the unit that calls itself `name`, as this machine counts."""
-        for pid in self.pids():
-            with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/comm").read_text().startswith(name[:15]):
-                    return pid
-        raise AssertionError(f"no {name} among {self.pids()}\n{self.words()}")
 
     def journal(self) -> str:
         """Everything its processes have printed."""
@@ -174,7 +181,6 @@ class Unit:
     def __exit__(self, *_: object) -> None:
         """Clean up."""
         self.remove()
-
 
 
 def lives(pid: int) -> bool:

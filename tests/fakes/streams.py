@@ -5,6 +5,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Self
 
 import httpx
 
@@ -21,7 +22,9 @@ class Seen:
     @property
     def complete(self) -> bool:
         """Whether the stream ended as a complete answer does."""
-        return not self.error and self.data[-1:] == ["[DONE]"] and any('"finish_reason":"length"' in d for d in self.data)
+        return (
+            not self.error and self.data[-1:] == ["[DONE]"] and any('"finish_reason":"length"' in d for d in self.data)
+        )
 
 
 class Streams:
@@ -42,7 +45,7 @@ class Streams:
         except (httpx.TransportError, AssertionError) as error:
             seen.error = repr(error)
 
-    def __enter__(self) -> "Streams":
+    def __enter__(self) -> Self:
         """Open them all, and wait until each has had its first token."""
         for seen in self.seen:
             self._pool.submit(self._one, seen)

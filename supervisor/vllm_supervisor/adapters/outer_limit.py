@@ -43,7 +43,10 @@ class OuterLimit:
 
 
 def unit_of(cgroup: str) -> Unit | None:
-    """Read the innermost service from the text of /proc/PID/cgroup, or None outside any service."""
+    """Read the innermost service from the text of /proc/PID/cgroup, or None outside any service.
+
+    Both of systemd's hierarchies may be there, one of them unused and empty: whichever names a service counts.
+    """
     for line in cgroup.splitlines():
         hierarchy, _, path = line.partition("::")
         if hierarchy != "0" and ":name=systemd:" not in line:
@@ -51,9 +54,8 @@ def unit_of(cgroup: str) -> Unit | None:
         parts = (path or line.rpartition(":")[2]).split("/")
         services = [part for part in parts if part.endswith(".service")]
         below = [part for part in services if not part.startswith("user@")]
-        if not below:
-            return None
-        return Unit(below[-1], user=len(below) < len(services))
+        if below:
+            return Unit(below[-1], user=len(below) < len(services))
     return None
 
 
