@@ -92,11 +92,8 @@ def _scripts(root: Path, where: str, text: str) -> Iterator[Source]:
         if named.startswith(_SYSTEM) and not named.startswith(("/etc/cron", "/usr/lib/cron")):
             continue
         path = root / named.removeprefix("/")
-        try:
-            readable = path.is_file() and path.open("rb").read(2) == b"#!"
-        except OSError:
-            continue
-        if readable and (script := _read(path)) is not None:
+        script = _read(path) if path.is_file() else None
+        if script is not None and script.startswith("#!"):
             yield Source(f"{named} (named in {where})", "script", script)
 
 

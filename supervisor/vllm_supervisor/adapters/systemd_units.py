@@ -16,7 +16,7 @@ from vllm_supervisor.core.doctor_units import UnitFacts
 from vllm_supervisor.core.systemd_words import command, environment, span
 
 _PROPERTIES = (
-    "Id", "Type", "KillMode", "TimeoutStopUSec", "OOMPolicy", "Restart", "RestartPreventExitStatus", "WatchdogUSec",
+    "Id", "ActiveState", "Type", "KillMode", "TimeoutStopUSec", "OOMPolicy", "Restart", "RestartPreventExitStatus", "WatchdogUSec",
     "Delegate", "ExecStart", "Environment", "EnvironmentFiles",
 )  # fmt: skip
 _MOST = 200  # units looked at
@@ -24,8 +24,11 @@ _MOST = 200  # units looked at
 Ask = Callable[[Sequence[str]], str]
 
 
-def services(ask: Ask, *, user: bool) -> list[UnitFacts] | None:
-    """Return the services of one manager that run a supervisor or vLLM; None if it does not answer. Blocks for seconds."""
+def services(ask: Ask, *, user: bool, also: Sequence[str] = ()) -> list[UnitFacts] | None:
+    """Return the services of one manager that run a supervisor or vLLM; None if it does not answer. Blocks for seconds.
+
+    `also` names units to look at whether loaded or not: an instance of a template that does not run is in no list.
+    """
     scope = ["--user"] if user else []
     wanted = f"--property={','.join(_PROPERTIES)}"
     try:
@@ -33,7 +36,7 @@ def services(ask: Ask, *, user: bool) -> list[UnitFacts] | None:
         listed = ask([*scope, "list-unit-files", "--no-legend", "--plain", "--type=service", "--", "*vllm*"])
         loaded = {block.get("Id", "") for block in _blocks(printed)}
         names = [line.split()[0] for line in listed.splitlines() if line.split()]
-        missing = [name for name in names if name not in loaded and "@." not in name][:_MOST]
+        missing = [name for name in dict.fromkeys([*names, *also]) if name not in loaded and "@." not in name][:_MOST]
         if missing:
             printed += "\n\n" + ask([*scope, "show", wanted, "--", *missing])
     except (OSError, subprocess.SubprocessError):

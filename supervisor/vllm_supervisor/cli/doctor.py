@@ -62,15 +62,16 @@ def examine(options: GlobalOptions, arguments: Sequence[str]) -> list[Finding]:
         vllm = _options(arguments, options.environ)
     except UserError as error:
         findings.append(Finding(Level.ERROR, "options", str(error), "the engine would not start", "correct it"))
-    units, silent = _units()
-    for facts in units:
-        findings += _unit(facts, config)
+    units, silent = _units(options.name)
     findings += silent
-    findings += doctor_engine.options("this command line", vllm, {**options.environ, **config.engine.env})
-    findings += doctor_engine.installation(_installation(options, config))
-    served = [_port(facts, options.environ) for facts in units if facts.ours]
-    findings += _rivals([*([vllm.port] if arguments or not served else []), *served])
-    return findings + doctor_machine.machine(_machine(options, config, _address(vllm), unit=any(u.ours for u in units)))
+    for facts in units:
+        findings += _unit(facts)
+    ours = [facts for facts in units if facts.ours]
+    if arguments or not ours:
+        findings += doctor_engine.options("this command line", vllm, {**options.environ, **config.engine.env})
+        findings += _installation(options.engine, config, options.environ)
+    findings += _rivals([*([vllm.port] if arguments or not ours else []), *(_port(facts) for facts in ours)])
+    return findings + doctor_machine.machine(_machine(options, config, _address(vllm), unit=bool(ours)))
 
 
 def _options(arguments: Sequence[str], environ: Mapping[str, str]) -> VllmOptions:
@@ -81,8 +82,9 @@ def _options(arguments: Sequence[str], environ: Mapping[str, str]) -> VllmOption
     return options
 
 
-def _units() -> tuple[list[UnitFacts], list[Finding]]:
-    found = systemd_units.services(outer_limit.ask, user=False)
+def _units(name: str | None) -> tuple[list[UnitFacts], list[Finding]]:
+    shipped = [] if name is None else [f"vllm-supervisor@{name}.service"]
+    found = systemd_units.services(outer_limit.ask, user=False, also=shipped)
     mine = (
         systemd_units.services(outer_limit.ask, user=True) if os.geteuid() and "XDG_RUNTIME_DIR" in os.environ else []
     )
@@ -95,38 +97,45 @@ def _units() -> tuple[list[UnitFacts], list[Finding]]:
     return units, [] if units else [ok("unit", "no unit runs vLLM or a supervisor")]
 
 
-def _unit(facts: UnitFacts, config: Config) -> list[Finding]:
+def _unit(facts: UnitFacts) -> list[Finding]:
+    """Judge a unit by the configuration it runs with: its own options and its own environment."""
     if facts.bare:
         return [doctor_units.bare(facts)]
+    given = facts.own_options()
+    config_file = next(iter(given.get("--config", ())), None)
+    engine = next(iter(given.get("--engine", ())), "vllm")
+    try:
+        config = load_config(
+            GlobalOptions(config_file, tuple(given.get("--set", ())), None, engine, facts.environ)
+        ).config
+        vllm = _options(facts.serve_arguments() or [], facts.environ)
+    except UserError as error:
+        return [Finding(Level.ERROR, "unit", f"{facts.name}: {error}", "it would not start", "correct it")]
     drain = config.drain
     needed = drain.propagation + drain.budget + config.engine.stop_grace + drain.documentation + drain.reserve
-    findings = doctor_units.unit(facts, needed)
-    arguments = facts.serve_arguments()
-    if arguments is not None:
-        try:
-            findings += doctor_engine.options(facts.name, _options(arguments, facts.environ), facts.environ)
-        except UserError as error:
-            findings.append(
-                Finding(Level.ERROR, "options", f"{facts.name}: {error}", "it would not start", "correct it")
-            )
-    return findings
+    return [
+        *doctor_units.unit(facts, needed),
+        *doctor_engine.options(facts.name, vllm, {**facts.environ, **config.engine.env}),
+        *(_installation(engine, config, facts.environ) if facts.serve_arguments() is not None else ()),
+    ]
 
 
-def _port(facts: UnitFacts, environ: Mapping[str, str]) -> int:
+def _port(facts: UnitFacts) -> int:
     try:
-        return _options(facts.serve_arguments() or [], environ).port
+        return _options(facts.serve_arguments() or [], facts.environ).port
     except UserError:
         return VllmOptions().port
 
 
-def _installation(options: GlobalOptions, config: Config) -> Installation:
+def _installation(engine: str, config: Config, environ: Mapping[str, str]) -> list[Finding]:
+    if engine == "mock":
+        return [ok("vllm", "the stand-in engine needs no vLLM")]
     try:
-        found = executable.find(
-            config.engine.command, search_path=options.environ.get("PATH"), mend="set engine.command"
-        )
+        found = executable.find(config.engine.command, search_path=environ.get("PATH"), mend="set engine.command")
     except SetupError as problem:
-        return Installation("", "", "" if options.engine == "mock" else str(problem), "")
-    return Installation(str(found), vllm_install.version(found), "", vllm_install.clobbered_supervisor(found))
+        return doctor_engine.installation(Installation("", "", str(problem), ""))
+    clobbered = vllm_install.clobbered_supervisor(found)
+    return doctor_engine.installation(Installation(str(found), vllm_install.version(found), "", clobbered))
 
 
 def _rivals(served: Sequence[int]) -> list[Finding]:

@@ -42,13 +42,29 @@ class UnitFacts:
         """Whether it runs vLLM without one."""
         return not self.ours and bool(_BARE.search(self.command))
 
+    def words(self) -> list[str]:
+        """Return its command line, word by word."""
+        try:
+            return shlex.split(self.command)
+        except ValueError:
+            return self.command.split()
+
     def serve_arguments(self) -> list[str] | None:
         """Return what follows `serve`, or None where there is no such command."""
-        try:
-            words = shlex.split(self.command)
-        except ValueError:
-            words = self.command.split()
+        words = self.words()
         return words[words.index("serve") + 1 :] if "serve" in words else None
+
+    def own_options(self) -> dict[str, list[str]]:
+        """Return our options of it that stand before `serve` or `run`: "--config", "--set", "--name", "--engine"."""
+        found: dict[str, list[str]] = {}
+        words = iter(self.words()[1:])
+        for word in words:
+            if word in {"serve", "run"}:
+                break
+            name, equals, value = word.partition("=")
+            if name in {"--config", "--set", "--name", "--engine"}:
+                found.setdefault(name, []).append(value if equals else next(words, ""))
+        return found
 
 
 def unit(facts: UnitFacts, needed_s: float) -> list[Finding]:
@@ -154,7 +170,8 @@ def _restart(facts: UnitFacts, _needed_s: float) -> Finding | None:
 
 def _watchdog(facts: UnitFacts, _needed_s: float) -> Finding | None:
     usec = facts.properties.get("WatchdogUSec", "0")
-    if usec in {"0", "infinity"}:
+    # systemd 252 shows 0 for a service that has not been started, whatever its unit says.
+    if usec in {"0", "infinity"} and facts.properties.get("ActiveState", "inactive") != "inactive":
         return Finding(
             Level.NOTE,
             "unit",
