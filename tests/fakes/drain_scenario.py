@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
