@@ -52,7 +52,7 @@ def test_the_exit_status_is_the_gravest_level() -> None:
     built = doctor.as_json([ok("x", "fine"), note, error])
     assert built["status"] == 2
     assert built["counts"] == {"ok": 1, "note": 1, "warning": 0, "error": 1}
-    assert built["findings"][0] == {"level": "error", "check": "x", "what": "error", "why": "w", "mend": "m"}  # type: ignore[index]
+    assert built["findings"][0] == {"level": "error", "check": "x", "what": "error", "why": "w", "mend": "m"}
     assert doctor.render([ok("x", "fine"), error]).splitlines()[0] == "error    error"
 
 
