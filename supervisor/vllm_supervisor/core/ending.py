@@ -21,6 +21,8 @@ class Ending(Enum):
     LEDGER = auto()  # its acceptance could not be written, and ledger.required is set
     STOPPED = auto()  # the front door itself was taken down with the exchange open
 
+    __hash__ = object.__hash__  # members are singletons; the default hashes the name, slowly
+
 
 @dataclass(frozen=True, slots=True)
 class Meaning:

@@ -5,8 +5,12 @@ Rules:
   handed over and forgotten by the loop.
 * `sync`: "always" waits for fsync as well; "interval" syncs from a second thread, so nobody waits; "off" leaves it to
   the kernel. A written line survives our death by SIGKILL; only a synced one survives power loss.
-* Only the writer's thread touches the file. Loop and threads share a queue, bounded in bytes, and a few numbers under
-  one lock that is never held during I/O.
+* The usual line is written by the loop itself (`append_now`): an append to the page cache takes microseconds, a hand-over
+  to a thread and back ten times as much. That is done only while nothing waits, nothing failed, no sync is under way
+  (a disk that hangs shows there first) and the last such write was quick; in every other case, and always with
+  `sync = "always"`, the writer's thread writes, and nobody but an acceptance waits for it.
+* Loop and threads share a queue, bounded in bytes, and a few numbers under one lock that is never held during I/O. The
+  loop touches the file only while the writer's thread has nothing in hand.
 * A failing write is tried again a few times; then its lines are counted as lost, later ones get one try each, and the
   first that succeeds is preceded by a `gap` line with the count; `retry` tries with nothing but that line. Failure is a
   value to read (`health`), never raised.
@@ -31,6 +35,10 @@ QUEUE_LIMIT = 16 * 1024 * 1024  # bytes that may wait; more means the disk has b
 ACCEPT_LIMIT_S = 5.0  # the longest a request waits for its line while the disk hangs
 RETRIES_S = (0.02, 0.1, 0.3)  # pauses before each further try
 PRUNE_EVERY_S = 3600.0
+QUICK_S = 0.05  # an append that takes longer was kept waiting, by the disk or by a very busy processor
+SLOW_APPENDS = 3  # so many within a second are the disk's fault
+LOOK_EVERY_S = 0.1  # how often the loop looks whether its file was removed
+DISTRUST_S = 10.0  # how long the loop then writes nothing itself
 
 
 @dataclass(slots=True)
@@ -79,6 +87,10 @@ class LedgerWriter:
         self._segment = 0
         self._error = ""
         self._write_failed: float | None = None
+        self._syncing = False
+        self._slow = 0
+        self._slow_since = self._trusted_from = self._look_at = 0.0
+        self._always = policy.sync == "always"
         self._sync_failed: float | None = None
         # the writer's own
         self._gap_told = 0
@@ -103,10 +115,57 @@ class LedgerWriter:
         for thread in self._threads:
             thread.start()
 
-    def append(self, line: bytes, *, settles: str = "") -> None:
-        """Hand a line over. `settles` names the id whose account it closes."""
+    def append(self, *lines: bytes, settles: str = "") -> None:
+        """Write lines, or hand them over. `settles` names the id whose account the last one closes."""
+        if self.append_now(*lines, settles=settles):
+            return
         with self._lock:
-            self._enqueue(line, settles, opens=False)
+            for position, line in enumerate(lines, 1):
+                self._enqueue(line, settles if position == len(lines) else "", opens=False)
+
+    def append_now(self, *lines: bytes, opens: str = "", settles: str = "") -> bool:
+        """Write lines at once if that is surely quick; False: nothing was done."""
+        began = self._monotonic()
+        file = self._file
+        with self._lock:
+            if (
+                self._busy is not None
+                or self._pending.lines
+                or self._closing
+                or self._syncing
+                or self._always
+                or self._write_failed is not None
+                or self._lost > self._gap_told
+                or began < self._trusted_from
+                or not file.begun
+            ):
+                return False
+        try:
+            if began >= self._look_at:
+                self._look_at = began + LOOK_EVERY_S
+                if not file.there():
+                    return False
+            file.put(lines[0] if len(lines) == 1 else b"".join(lines))
+        except OSError:
+            return False  # the writer's thread meets the same fault, and knows what to do
+        ended = self._monotonic()
+        if ended - began > QUICK_S:
+            self._was_slow(ended)
+        self._segment_lines += len(lines)
+        with self._lock:
+            if opens:
+                self._homes[opens] = self._segment
+            elif settles:
+                self._homes.pop(settles, None)
+            self._note_written(len(lines))
+        return True
+
+    def _was_slow(self, now: float) -> None:
+        if now - self._slow_since > 1.0:
+            self._slow_since, self._slow = now, 0
+        self._slow += 1
+        if self._slow >= SLOW_APPENDS:
+            self._trusted_from = now + DISTRUST_S
 
     async def append_and_wait(self, line: bytes, opens: str) -> bool:
         """Hand over the line that opens an account; return whether it is in the file, once that is known or overdue."""
@@ -246,18 +305,21 @@ class LedgerWriter:
         self._segment_lines += len(batch.lines)
         with self._lock:
             self._write_failed = None
-            self._written += len(batch.lines)
             for request_id, opens in batch.holds:
                 if opens:
                     self._homes[request_id] = self._segment
                 else:
                     self._homes.pop(request_id, None)
-            if self._policy.sync == "interval":
-                if not self._unsynced:
-                    self._dirty.notify()
-                self._unsynced += len(batch.lines)
+            self._note_written(len(batch.lines))
         if self._policy.sync == "always":
             self._sync(None, len(batch.lines))
+
+    def _note_written(self, lines: int) -> None:
+        self._written += lines
+        if self._policy.sync == "interval":
+            if not self._unsynced:
+                self._dirty.notify()
+            self._unsynced += lines
 
     def _put(self, data: bytes) -> None:
         try:
@@ -333,6 +395,7 @@ class LedgerWriter:
 
     def _sync(self, handle: int | None, lines: int) -> None:
         """Sync one descriptor. After a failure the kernel may have dropped the pages: nothing proves those lines."""
+        self._syncing = True
         try:
             self._file.sync(handle)
         except OSError as error:
@@ -344,3 +407,5 @@ class LedgerWriter:
         else:
             with self._lock:
                 self._sync_failed = None
+        finally:
+            self._syncing = False

@@ -32,7 +32,7 @@ from vllm_supervisor.core.lifecycle import ImpossibleFact, Node, Policy, State
 from vllm_supervisor.core.own_status import OwnStatus
 from vllm_supervisor.core.plan import Plan
 from vllm_supervisor.core.situation import HealthPolicy
-from vllm_supervisor.core.words import Cut, Phase
+from vllm_supervisor.core.words import Phase
 from vllm_supervisor.runtime.answers import Answers
 from vllm_supervisor.runtime.closing import Books, close_lost_runs
 from vllm_supervisor.runtime.control import Control
@@ -117,7 +117,7 @@ class Supervisor:
             cgroup=world.cgroup,
             tell=self._loop.tell,
             forward=world.output.put,
-            requests_lost=lambda: sum(world.journal.requests.why[cut] for cut in Cut),
+            requests_lost=lambda since: self._account.lost_since(since),  # noqa: PLW0108 - it is made further down
             log=world.log,
         )
         self._hands = Hands(
