@@ -154,7 +154,7 @@ def test_what_was_restarted_is_told(served: tuple[Supervisor, Client], account: 
     """Status and metrics count the restarts by cause, and tell of the last what it cost."""
     supervisor, client = served
     supervisor.until(client.is_ready, within=START, what="ready")
-    told = json.loads(account.tool("status", "--json").stdout)["restarts"]
+    told = json.loads(account.tool("--name", "same", "status", "--json").stdout)["restarts"]
     assert told["by_cause"] == {"killed": 1, "part_died": 2}
     assert (told["last"]["cause"], told["last"]["requests_lost"]) == ("part_died", 2 * LOAD)
     assert told["last"]["ready_after_s"] > 5
@@ -209,7 +209,7 @@ class Doomed(NamedTuple):
 )
 def test_a_start_that_cannot_succeed_is_tried_once(doomed: Doomed, engine: TinyEngine, account: Account) -> None:
     """One attempt in each mode; the reason stands in the last line, or at the address, in the status and in the log."""
-    how = ("--set", f"restart.on_give_up={doomed.how}", "--set", "log.format=json")
+    how = ("--name", "doomed", "--set", f"restart.on_give_up={doomed.how}", "--set", "log.format=json")
     supervisor, client = engine.serve(account, *doomed.options, before=how, terminal=doomed.terminal)
     with client:
         if doomed.status is not None:
@@ -219,7 +219,10 @@ def test_a_start_that_cannot_succeed_is_tried_once(doomed: Doomed, engine: TinyE
             supervisor.until(lambda: supervisor.events("parked"), within=60.0, what="parked")
             assert doomed.reason in supervisor.events("parked")[0]["sentence"]
             assert doomed.reason in client.get("/readyz").json()["reason"]
-            assert doomed.reason in json.loads(account.tool("status", "--json").stdout)["engine"]["problem"]
+            assert (
+                doomed.reason
+                in json.loads(account.tool("--name", "doomed", "status", "--json").stdout)["engine"]["problem"]
+            )
             refused = client.chat()
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_parked")
             supervisor.signal(signal.SIGTERM)

@@ -143,7 +143,9 @@ def _prepare(path: Path, what: str, key: str) -> None:
         raise SetupError(f"{what} {path} is not a directory; {mend}")
     for part in (path, *path.parents):
         if _is_open_to_all(part.parent) and not _is_ours(part):
-            raise SetupError(f"{what} {path}: {part} is not this user's own; remove it or set {key}")
+            raise SetupError(
+                f"{what} {path}: {part} is not this user's own, in a directory open to all; set {key} elsewhere"
+            )
     if not os.access(path, os.W_OK | os.X_OK):
         raise SetupError(f"{what} {path} is not writable; {mend}")
 

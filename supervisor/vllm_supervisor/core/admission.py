@@ -59,10 +59,12 @@ class OpenRequest:
     request_class: RequestClass
     admitted_at: float
     upgrade: bool = False
+    admin: bool = False  # an operator's call that runs on the engine's loop
     stream: bool | None = None
     sent_at: float | None = None  # first byte handed to the engine
     first_byte_at: float | None = None  # first byte of the engine's answer
-    last_byte_at: float | None = None
+    last_byte_at: float | None = None  # last byte of the answer that the engine had to work for
+    engine_since: float | None = None  # since when the next move is the engine's; None while it is the client's
     engine_id: str | None = None  # the X-Request-Id the engine was given
     cut: Callable[[Cut], bool] = field(default=_cannot_cut, repr=False)  # says whether that is what ended it
 
@@ -90,6 +92,7 @@ class Gate:
         self._sentences: dict[ClosedReason, str] = {}
         self._on_release: list[Callable[[OpenRequest], None]] = []
         self._on_open: list[Callable[[], None]] = []
+        self._on_close: list[Callable[[], None]] = []
         self._on_admit: list[Callable[[], None]] = []
 
     # -- who may come in ---------------------------------------------------------------------------------------
@@ -99,6 +102,8 @@ class Gate:
         self._closed.add(reason)
         if sentence:
             self._sentences[reason] = sentence
+        for listener in self._on_close:
+            listener()
 
     def reopen(self, reason: ClosedReason) -> None:
         """Take `reason` back; admission opens when no other holds."""
@@ -116,6 +121,10 @@ class Gate:
     def on_open(self, listener: Callable[[], None]) -> None:
         """Call `listener` each time admission opens (held requests wait for it)."""
         self._on_open.append(listener)
+
+    def on_close(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each `close` (a held request may have nothing to wait for any more)."""
+        self._on_close.append(listener)
 
     @property
     def reason(self) -> ClosedReason | None:

@@ -78,7 +78,7 @@ def condemned(state: State, fact: facts.Condemned, moment: Moment, policy: Polic
     return replace(state, node=Node.EXAMINING, why=why, why_sentence=fact.sentence), [
         orders.Record("condemned", fact.sentence, level="error"),
         orders.SetTimer(Timer.EVIDENCE, moment.now + policy.evidence_takes),
-        orders.SaveEvidence(fact.sentence),
+        orders.SaveEvidence("failing" if fact.failing else "stuck"),
     ]
 
 

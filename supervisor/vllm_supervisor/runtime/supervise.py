@@ -78,6 +78,7 @@ class World:
     signals: Signals
     hangup_ignored: bool
     listeners: Sequence[Listener]
+    max_connections: int  # as configured, or as many as there are descriptors for
     certificates: Certificates | None  # None: plain HTTP
     control: socket.socket
     output: Output
@@ -127,7 +128,7 @@ class Supervisor:
             tell=self._loop.tell,
             document=lambda: nursery.start_soon(self._write_down),
             enter=self._enter,
-            save_evidence=lambda cause: nursery.start_soon(self._examine, cause),
+            save_evidence=self._save_evidence,
             background=world.journal.in_background,
             awaited=lambda: self._testimony.awaited,
             leaving=lambda: self._loop.state.leaving,
@@ -206,7 +207,11 @@ class Supervisor:
             plan.state_dir / INCIDENTS,
             run=world.run,
             gate=self._gate,
+            room=self._room,
             watch=self._watch,
+            nursery=nursery,
+            tell=self._loop.tell,
+            say=self._say,
             search_path=plan.environ.get("PATH", ""),
             keep=plan.config.incidents.keep,
             max_size=plan.config.incidents.max_size,
@@ -235,6 +240,9 @@ class Supervisor:
             sockets = [listener.sock for listener in world.listeners]
             await self._nursery.start(partial(self._front_door().serve, sockets))
             self._say("listening", f"listening on {', '.join(listener.address for listener in world.listeners)}")
+            if world.max_connections < world.plan.config.front_door.max_connections:
+                said = f"front_door.max_connections is held to {world.max_connections}: the limit of open files is low"
+                self._say("few_descriptors", f"{said} (ulimit -n, LimitNOFILE=)", "warning")
             planned = timeouts.plan(world.policy.limits)
             if planned.outer is not None:
                 self._say("stop_plan", f"for a stop: {planned.sentence}", "info" if planned.fits else "warning")
@@ -267,7 +275,7 @@ class Supervisor:
             tell=self._loop.tell,
             say=self._say,
             forward=lambda signum: self._room.current is not None and self._room.current.body.child.send(signum),
-            evidence=lambda cause: nursery.start_soon(self._write_bundle, cause),
+            evidence=self._incidents.on_quit,
             reload=self._reload.asked,
         )
         nursery.start_soon(control_server.serve, world.control, control, self._on_control_fault)
@@ -294,7 +302,7 @@ class Supervisor:
             gate=self._gate,
             journal=self._account,
             settings=FrontDoorSettings(
-                max_connections=config.max_connections,
+                max_connections=self._world.max_connections,
                 max_head=config.max_head,
                 max_body=config.max_body,
                 head_timeout=config.head_timeout,
@@ -371,16 +379,8 @@ class Supervisor:
         if self._loop.state.drain.withdrawn_at is not None:
             self._loop.tell(facts.LateRequest())
 
-    async def _examine(self, cause: str) -> None:
-        """Write the bundle of an engine that is condemned, then let it go."""
-        await self._write_bundle(cause)
-        self._loop.tell(facts.EvidenceSaved())
-
-    async def _write_bundle(self, cause: str) -> None:
-        said, problems = await self._incidents.write(cause, self._loop.state.incarnation, self._room.current)
-        self._say("incident", said)
-        if problems:
-            self._say("incident_gaps", "; ".join(problems), "warning")
+    def _save_evidence(self, cause: str) -> None:
+        self._incidents.save(cause)
 
     async def _recover(self) -> None:
         directory = self._world.plan.state_dir / LEDGER
