@@ -4,6 +4,7 @@ Rules:
 * An end we asked for (stop, commanded restart) is clean whatever the number.
 * An end we forced because the engine was lost (its core died, it hung, its load stood still) is a failure with our own
   words for it, whatever the number of our KILL was.
+* An engine the memory guard killed ran out of memory, whatever its last words were.
 * The budget counts failures only; which kind is decided here and nowhere else.
 """
 
@@ -17,6 +18,7 @@ from vllm_supervisor.core.restart import Ended, EndKind, GiveUp, Restart
 from vllm_supervisor.core.signatures import Cause, Repeat, StartPhase
 
 REQUESTED = (Why.STOP, Why.COMMANDED)
+LESS_MEMORY = "lower --gpu-memory-utilization or --max-model-len, or set --kv-cache-memory-bytes"
 FAILING = "failing"  # the one restart cause that neither an exit nor a budget names
 
 
@@ -31,7 +33,12 @@ def read(ending: Ending, evidence: ExitEvidence) -> ExitReading:
     reading = interpret(ending.raw, asked, phase, evidence)
     if ending.why in REQUESTED or ending.why is Why.NONE:
         return reading
-    return replace(reading, sentence=ending.why_sentence, meaning=ending.why_sentence, clean=False)
+    reading = replace(reading, sentence=ending.why_sentence, meaning=ending.why_sentence, clean=False)
+    if ending.why is not Why.MEMORY:
+        return reading
+    return replace(
+        reading, cause=Cause.OUT_OF_MEMORY, repeat=Repeat.SPECIAL, mend=LESS_MEMORY, signature=None, retries=None
+    )
 
 
 def _not_spawned(ending: Ending) -> ExitReading:

@@ -90,6 +90,7 @@ class GiveUpKind(StrEnum):
     CRASHES = "crashes"
     HANGS = "hangs"
     STARTS = "starts"
+    MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True)

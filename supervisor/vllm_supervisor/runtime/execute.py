@@ -23,11 +23,13 @@ class Hands:
         document: Callable[[], None],
         enter: Callable[[Phase], None],
         save_evidence: Callable[[str], None],
+        await_memory: Callable[[float], None],
         now: Callable[[], float],
     ) -> None:
         """`record` says an event once; `document` writes down how everything ended and then tells `Documented`.
 
         `enter` takes the new phase; `save_evidence` writes a bundle and then tells `EvidenceSaved`.
+        `await_memory` waits until the moment it is given at most, and then tells whether there is memory for an engine.
         """
         self._gate = gate
         self._room = room
@@ -36,6 +38,7 @@ class Hands:
         self._document = document
         self._enter = enter
         self._save_evidence = save_evidence
+        self._await_memory = await_memory
         self._now = now
         self.cut: list[CutRequest] = []  # by the end of a drain, at most what may be in flight at once
         self._watching = False
@@ -46,6 +49,8 @@ class Hands:
         match order:
             case orders.Sweep():
                 self._room.sweep()
+            case orders.AwaitMemory(until=until):
+                self._await_memory(until)
             case orders.Spawn(incarnation=number):
                 self._room.spawn(number)
             case orders.Terminate():
