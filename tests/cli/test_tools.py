@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakes.control_socket import Server, serving
+from vllm_supervisor.adapters import directories
 from vllm_supervisor.cli.inspect import event_line
 from vllm_supervisor.cli.main import main
 from vllm_supervisor.cli.status_view import rows
@@ -202,6 +203,9 @@ def test_finding_the_running_one(
 ) -> None:
     """None: status 3. One: it. Several: they are listed, status 2, and --name chooses. A stale socket does not count."""
     root = tmp_path_factory.mktemp("f")
+    # Supervisors that really run on this machine are not meant.
+    monkeypatch.setattr(directories, "_SYSTEM", root / "run")
+    monkeypatch.setenv("TMPDIR", str(root / "tmp"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(root))
     monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
     paths = {name: root / "vllm-supervisor" / name / "control.sock" for name in ("one", "two", "old")}

@@ -62,6 +62,8 @@ STREAMS = [
     ("two, one open", CHAT, None, _choice(0, "stop") + _choice(1) + DONE, ("failed", "no_finish_reason", "[DONE]")),
     ("two", CHAT, 2, _choice(0, "stop") + _choice(1, "stop") + DONE, ("completed", "", "[DONE]")),
     ("two asked, one seen", CHAT, 2, _choice(0, "stop") + DONE, ("failed", "no_finish_reason", "[DONE]")),
+    ("one asked, another index", CHAT, 1, _choice(7, "stop") + DONE, ("completed", "", "[DONE]")),
+    ("one asked, no end", CHAT, 1, _choice(0) + DONE, ("failed", "no_finish_reason", "[DONE]")),
     ("one of two aborted", CHAT, None, _choice(0, "stop") + _choice(1, "abort") + DONE, ("failed", "abort", "[DONE]")),
     (
         "completions",
@@ -218,20 +220,21 @@ _LINES = st.sampled_from(
 @settings(max_examples=300)
 @given(
     st.sampled_from(list(RequestClass)),
+    st.sampled_from([None, 1, 2]),
     st.booleans(),
     st.lists(_LINES, max_size=12).map(b"".join),
     st.lists(st.integers(0, 2000), max_size=12),
 )
-def test_splits_change_nothing(cls: RequestClass, stream: bool, body: bytes, cuts: list[int]):
+def test_splits_change_nothing(cls: RequestClass, choices: int | None, stream: bool, body: bytes, cuts: list[int]):
     """Any split of any body gives the judgement of the whole, and no exception."""
-    whole = _judge(cls, body, stream=stream)
-    judge = judge_for(cls, 200, event_stream=stream)
+    whole = _judge(cls, body, stream=stream, choices=choices)
+    judge = judge_for(cls, 200, event_stream=stream, choices=choices)
     start = 0
     for end in [*sorted({cut for cut in cuts if cut < len(body)}), len(body)]:
         judge.feed(body[start:end])
         start = end
     assert judge.judge() == whole
-    assert _judge(cls, body, stream=stream, size=1) == whole
+    assert _judge(cls, body, stream=stream, choices=choices, size=1) == whole
 
 
 @given(st.sampled_from(list(RequestClass)), st.booleans(), st.binary(max_size=400))

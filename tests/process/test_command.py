@@ -28,7 +28,7 @@ def run(*words: str, program: list[str] = COMMAND, stdout: int = subprocess.PIPE
     """Run a command with our source root on its path, bounded."""
     environ = {"PYTHONPATH": str(ROOT / "supervisor"), "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
     return subprocess.run(
-        [*program, *words], env=environ, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=30, check=False
+        [*program, *words], env=environ, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120, check=False
     )
 
 

@@ -20,6 +20,7 @@ from vllm_supervisor.core.errors import SetupError
 CONTROL_SOCKET = "control.sock"
 
 _NAME = "vllm-supervisor"
+_SYSTEM = Path("/run")
 _LONGEST_SOCKET = 99
 _LONGEST_FILE_NAME = 28  # "/engine-RRRRRRRR-NNNNN.sock", the longest name we put into the run directory
 
@@ -82,10 +83,10 @@ def _shared_run_directories(environ: Mapping[str, str]) -> Iterator[Path]:
     if xdg.startswith("/") and Path(xdg).is_dir():  # after `su` it can name a directory that is not there
         yield Path(xdg) / _NAME
     if os.geteuid() == 0:
-        yield Path("/run") / _NAME
+        yield _SYSTEM / _NAME
     yield _temporary(environ)
     if os.geteuid() != 0:
-        yield Path("/run") / _NAME  # a service's, which its `control.group` may let us use
+        yield _SYSTEM / _NAME  # a service's, which its `control.group` may let us use
 
 
 def _temporary(environ: Mapping[str, str]) -> Path:

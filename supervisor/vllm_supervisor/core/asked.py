@@ -1,20 +1,22 @@
 """How many choices a request asks for, where its body tells cheaply."""
 
 import json
+import re
 from typing import Any
 
 from vllm_supervisor.core.words import RequestClass
 
+# A key inside a string has its quotes escaped, so this is a real one; one that stands deeper only costs the parsing.
+_LIST_PROMPT = re.compile(rb'"prompt"\s*:\s*\[')
 _MAX_PARSED = 64 * 1024  # bytes; a larger body is not worth parsing for this
 
 
 def choices_asked(request_class: RequestClass, body: bytes) -> int | None:
-    """Return n times the number of prompts of a chat or completions body, or None where it is not cheaply known."""
-    if request_class is RequestClass.CHAT:
-        if b'"n"' not in body:
-            return None
-    elif request_class is not RequestClass.COMPLETIONS or (b'"n"' not in body and b"[" not in body):
+    """Return n times the number of prompts of a whole chat or completions body; None where it is not cheaply known."""
+    if request_class is not RequestClass.CHAT and request_class is not RequestClass.COMPLETIONS:
         return None
+    if b'"n"' not in body and (request_class is RequestClass.CHAT or _LIST_PROMPT.search(body) is None):
+        return 1
     if len(body) > _MAX_PARSED:
         return None
     try:

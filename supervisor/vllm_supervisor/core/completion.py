@@ -115,27 +115,21 @@ class _ChoiceStream(EventLines):
         self._done = False
 
     def block(self, lines: bytes) -> None:
-        # The usual lines are tokens of choice 0: one key `index`, no end, no error. Many at once are judged as one;
-        # the test holds for a block exactly when it holds for each of its lines.
-        first = lines.count(b'"index":0')
+        # The usual lines are tokens of choice 0: no end, no error, no other index. Many at once are judged as one; the
+        # test holds for a block exactly when it holds for each of its lines.
         if (
-            lines.count(b'"index":') == first
-            and lines.count(b'"finish_reason":') == lines.count(b'"finish_reason":null')
+            lines.count(b'"finish_reason":') == lines.count(b'"finish_reason":null')
             and b'error"' not in lines
             and b"[DONE]" not in lines
-            and b"event:" not in lines
+            and (self._asked == 1 or lines.count(b'"index":') == lines.count(b'"index":0'))
         ):
-            if first:
+            if b'"index":0' in lines:
                 self._seen.add(0)
         elif lines.count(b"\n") > 1:
             for line in lines.splitlines(keepends=True):
                 self.block(line)
         else:
             super().block(lines)
-
-    def event_line(self, name: bytes) -> None:
-        if name == b"error":
-            self._error = True
 
     def data_line(self, payload: bytes) -> None:
         if payload == b"[DONE]":
@@ -152,7 +146,7 @@ class _ChoiceStream(EventLines):
                 self._choice(choice)
 
     def _choice(self, choice: dict[str, Any]) -> None:
-        index = choice.get("index", 0)
+        index = choice.get("index") if self._asked != 1 else 0  # who asked for one choice gets one
         if not isinstance(index, int) or len(self._seen) >= _MAX_CHOICES:
             return
         self._seen.add(index)

@@ -15,13 +15,25 @@ from typing import Any
 import trio
 
 from vllm_supervisor import __version__
-from vllm_supervisor.adapters import cgroup, clock, log, outer_limit, ports, processes, reaper, run_fate, signals
+from vllm_supervisor.adapters import (
+    cgroup,
+    clock,
+    given_sockets,
+    log,
+    outer_limit,
+    ports,
+    processes,
+    reaper,
+    run_fate,
+    signals,
+)
 from vllm_supervisor.adapters.ledger_file import LedgerFile
 from vllm_supervisor.adapters.lock import StateLock
 from vllm_supervisor.adapters.output import Output, fill_standard_descriptors
 from vllm_supervisor.adapters.sd_notify import Notifier
 from vllm_supervisor.adapters.signals import Signals
 from vllm_supervisor.adapters.terminal import StatusLine, is_terminal
+from vllm_supervisor.adapters.tls import Certificates
 from vllm_supervisor.core.address import UnixAddress
 from vllm_supervisor.core.config_sections import Config
 from vllm_supervisor.core.ledger import Clock
@@ -31,7 +43,7 @@ from vllm_supervisor.core.restart import RestartPolicy
 from vllm_supervisor.core.timeouts import Limits
 from vllm_supervisor.runtime.journal import LedgerJournal, LineFactory, RunIdentity
 from vllm_supervisor.runtime.ledger_writer import LedgerPolicy, LedgerWriter
-from vllm_supervisor.runtime.supervise import LEDGER, World, supervise
+from vllm_supervisor.runtime.supervise import LEDGER, Listener, World, supervise
 
 FLUSH_WITHIN = 1.0  # seconds for our last lines to be taken
 OURS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGCHLD)
@@ -94,11 +106,10 @@ def _world(
     lock = StateLock(plan.state_dir, run=run_id, name=plan.name)
     held.callback(lock.release)
     control_address = UnixAddress(str(plan.run_dir / "control.sock"))
-    listeners = [held.enter_context(ports.listen(address)) for address in plan.listeners]
+    certificates = None if plan.tls is None else Certificates(plan.tls)
+    listeners = _listeners(plan, held)
     control = held.enter_context(ports.listen(control_address, mode=0o600))
-    for address in (*plan.listeners, control_address):
-        if isinstance(address, UnixAddress):
-            held.callback(Path(address.path).unlink, missing_ok=True)
+    held.callback(Path(control_address.path).unlink, missing_ok=True)
     notifier = Notifier(plan.environ)
     held.callback(notifier.close)
     journal, writer = _ledgers(plan, run_id)
@@ -109,6 +120,7 @@ def _world(
         signals=received,
         hangup_ignored=hangup_ignored,
         listeners=listeners,
+        certificates=certificates,
         control=control,
         output=streams.out,
         terminal=streams.terminal,
@@ -121,6 +133,19 @@ def _world(
         notifier=notifier,
         policy=_policy(plan, on_terminal=streams.on_terminal, has_notify=notifier.enabled),
     )
+
+
+def _listeners(plan: Plan, held: ExitStack) -> list[Listener]:
+    """The service manager's sockets where it gave us any, for it keeps them open while we restart; else our own."""
+    given = given_sockets.take(plan.environ)
+    if given:
+        return [Listener(held.enter_context(one.sock), f"{one.address} (given by {one.name})") for one in given]
+    bound = []
+    for address in plan.listeners:
+        bound.append(Listener(held.enter_context(ports.listen(address)), str(address)))
+        if isinstance(address, UnixAddress):
+            held.callback(Path(address.path).unlink, missing_ok=True)
+    return bound
 
 
 def _ledgers(plan: Plan, run_id: str) -> tuple[LedgerJournal, LedgerWriter]:

@@ -28,6 +28,10 @@ class DoorAccount:
 
     # -- core.journal.Journal ----------------------------------------------------------------------------------------
 
+    def accepted_now(self, request: OpenRequest) -> bool:
+        """Pass on."""
+        return self._journal.accepted_now(request)
+
     async def accepted(self, request: OpenRequest) -> None:
         """Pass on."""
         await self._journal.accepted(request)

@@ -182,7 +182,8 @@ class Exchange:
             over=self._ended,
         )
         if not self._told:
-            relay.choices = choices_asked(request.request_class, self._body)
+            if len(self._body) == self._head.length:
+                relay.choices = choices_asked(request.request_class, self._body)
             self._told = desk.journal.accepted_now(request)
         relay.begin(self._body)
         self._body = b""

@@ -102,6 +102,10 @@ class LedgerJournal:
 
     # -- what the front door says (core.journal.Journal) -------------------------------------------------------
 
+    def accepted_now(self, _request: OpenRequest) -> bool:
+        """Never without waiting: lines are written by a thread, because a disk may hang and the loop must not."""
+        return False
+
     async def accepted(self, request: OpenRequest) -> None:
         """Write the acceptance; returns once it is in the file."""
         self.requests.accepted += 1

@@ -44,6 +44,14 @@ class ServiceManager:
         )
         self._notifier.send(*said)
 
+    def reloading(self) -> None:
+        """Say that a reload begins."""
+        self._notifier.send(*service_manager.reloading(self._told, clock.monotonic()))
+
+    def reloaded(self) -> None:
+        """Say that it is over."""
+        self._notifier.send(*service_manager.reloaded(self._told))
+
     async def feed_watchdog(self) -> None:
         """Ping at half the interval systemd asked for; returns at once where it asked for none."""
         if self._notifier.watchdog_s is None:

@@ -22,7 +22,7 @@ class Hearing:
     say: Callable[[str, str], None]  # an event and its sentence
     forward: Callable[[int], bool]
     evidence: Callable[[str], None]
-    reload: Callable[[], None]
+    reload: Callable[[str], None]  # for whom
 
 
 async def take_signals(
@@ -63,7 +63,7 @@ def _act(one: SignalReceived, hearing: Hearing, conditions: frozenset[Condition]
             hearing.evidence(f"asked for by {name} from {sender}")
         case Action.RELOAD:
             hearing.say("signal", f"{name} from {sender}: reloading what can change at run time")
-            hearing.reload()
+            hearing.reload(f"{name} from {sender}")
         case Action.REOPEN_LOGS:
             hearing.say("signal", f"{name} from {sender}: our log goes to standard error, nothing to reopen")
         case Action.IGNORE:

@@ -1,0 +1,67 @@
+"""What changes at run time: the front door's certificates, and the mind of a parked engine.
+
+Rules:
+* A reload that fails changes nothing: the certificates in use stay, and the log says what is wrong with the new ones.
+* Everything else in the configuration needs a restart; a parked engine is tried again, since somebody has mended
+  something.
+"""
+
+from collections.abc import Callable
+
+from vllm_supervisor.adapters.tls import Certificates
+from vllm_supervisor.core import facts
+from vllm_supervisor.core.errors import SetupError
+from vllm_supervisor.core.facts import Fact
+from vllm_supervisor.core.lifecycle import Node, State
+from vllm_supervisor.runtime.service import ServiceManager
+
+
+class Reload:
+    """Does a reload when asked, and, with vLLM's `--enable-ssl-refresh`, when a file of the certificates changes."""
+
+    def __init__(
+        self,
+        certificates: Certificates | None,
+        *,
+        refresh: bool,
+        service: ServiceManager,
+        state: Callable[[], State],
+        tell: Callable[[Fact], None],
+        say: Callable[[str, str, str], None],
+    ) -> None:
+        """`say` takes an event, its sentence and its level."""
+        self._certificates = certificates
+        self._refresh = refresh
+        self._service = service
+        self._state = state
+        self._tell = tell
+        self._say = say
+        self._complaint = ""
+
+    def asked(self, by: str) -> None:
+        """Reload now, for `by`."""
+        self._service.reloading()
+        self._complaint = ""
+        self._read_certificates()
+        if self._state().node is Node.PARKED:
+            self._tell(facts.RestartRequested(by, "a reload tries a parked engine again"))
+        self._service.reloaded()
+
+    def tick(self) -> None:
+        """Look whether a certificate has been renewed, where that was asked for."""
+        if self._refresh and self._certificates is not None and self._certificates.stale():
+            self._read_certificates()
+
+    def _read_certificates(self) -> None:
+        if self._certificates is None:
+            return
+        try:
+            self._certificates.reload()
+        except SetupError as problem:
+            complaint = f"the certificates in use stay: {problem}"
+            if complaint != self._complaint:  # a half-written file is looked at again each second
+                self._say("reload_failed", complaint, "warning")
+            self._complaint = complaint
+            return
+        self._complaint = ""
+        self._say("certificates", "new connections use the certificates read just now", "info")
