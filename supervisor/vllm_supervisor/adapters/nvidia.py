@@ -25,9 +25,8 @@ def names(proc: Path = Path("/proc")) -> tuple[str, ...]:
     found = []
     for path in sorted(proc.glob("driver/nvidia/gpus/*/information")):
         with suppress(OSError):
-            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-                if line.startswith("Model:"):
-                    found.append(line.partition(":")[2].strip())
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
     with suppress(OSError):
         model = (proc / "device-tree/model").read_bytes().rstrip(b"\0").decode("utf-8", "replace")
         if "NVIDIA" in model:

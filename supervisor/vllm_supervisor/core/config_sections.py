@@ -163,8 +163,12 @@ class MemoryConfig:
     floor: float = setting(PERCENT, "6%", "share of the memory at which the engine is killed at once")
     low: float = setting(PERCENT, "9%", "share at which admission closes, while memory falls")
     gate_timeout: float = setting(DURATION, "5m", "how long a start waits for memory to come back; then it gives up")
-    evict_page_cache: bool = setting(BOOL, default=False, doc="before a start, give back the cache of the model's files")
-    drop_caches: bool = setting(BOOL, default=False, doc="before a start, drop the page cache of the whole machine (root)")
+    evict_page_cache: bool = setting(
+        BOOL, default=False, doc="before a start, give back the cache of the model's files"
+    )
+    drop_caches: bool = setting(
+        BOOL, default=False, doc="before a start, drop the page cache of the whole machine (root)"
+    )
     proc: str = setting(STR, "/proc", "where meminfo, pressure/memory, vmstat and driver/nvidia are read")
     kernel_log: str = setting(STR, "/dev/kmsg", "where the kernel's messages are read")
 

@@ -148,7 +148,7 @@ def _falls(state: GuardState, reading: Reading, policy: GuardPolicy) -> bool:
 
 
 def _recovering(state: GuardState, reading: Reading, policy: GuardPolicy) -> GuardState:
-    """Low or floor held: is it over?"""
+    """Low or floor held; see whether that is over."""
     if state.level is Level.FLOOR:
         state = _enter(state, Level.LOW, reading)
     if reading.available < state.minimum - policy.still * reading.total:

@@ -54,7 +54,9 @@ def decide(
     )
     numbers = f"{gib(reading.available)} available, {gib(want)} wanted ({why})"
     if reading.at < until:
-        return Waiting(f"waiting for memory before the engine starts: {numbers}; for {until - reading.at:.0f} s at most")
+        return Waiting(
+            f"waiting for memory before the engine starts: {numbers}; for {until - reading.at:.0f} s at most"
+        )
     mend = "a reboot may be needed" if before is not None else "stop what uses it"
     sentence = f"memory did not come back within {until - since:.0f} s: {numbers}; find what holds it, {mend}"
     return TooLittle(sentence, before is not None)

@@ -70,7 +70,9 @@ def metrics(picture: MemoryPicture) -> list[Metric]:
         *_gauge("memory_floor_bytes", "At this level the engine is killed.", policy.floor_bytes(reading.total)),
         *_gauge("memory_minimum_bytes", "Lowest MemAvailable since the engine was started.", picture.minimum),
         *_gauge("memory_slope_bytes_per_second", "How MemAvailable changes; negative while it falls.", slope(state)),
-        *_gauge("memory_stalled_percent", "Share of time in which memory stalled everything (PSI full).", reading.stalled),
+        *_gauge(
+            "memory_stalled_percent", "Share of time in which memory stalled everything (PSI full).", reading.stalled
+        ),
         Metric("vllm_supervisor_memory_pressure", "gauge", "How memory stands: 1 for the current level.", levels),
     ]
 

@@ -28,6 +28,7 @@ from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.load_progress import LoadProgress
 from vllm_supervisor.core.probe import Reach, ReadyCheck, ReadyResult
 from vllm_supervisor.core.proc import ProcessId
+from vllm_supervisor.runtime.memory_keeper import MemoryKeeper
 
 TITLES = "VLLM::"  # what vLLM's processes call themselves; asked only of processes that are proven members
 LOOK_EVERY = 1.0  # seconds between looks at a loading engine's tree
@@ -71,7 +72,13 @@ class Incarnation:
     """A running engine, from its spawn to the last byte of its output."""
 
     def __init__(
-        self, body: Body, *, forward: Callable[[Sequence[bytes]], None], tell: Callable[[Fact], None], started_at: float
+        self,
+        body: Body,
+        *,
+        forward: Callable[[Sequence[bytes]], None],
+        tell: Callable[[Fact], None],
+        memory: MemoryKeeper,
+        started_at: float,
     ) -> None:
         """`forward` takes the engine's lines, `tell` the facts; `started_at` in monotonic seconds."""
         self.body = body
@@ -80,6 +87,7 @@ class Incarnation:
         self.ready = False
         self.started_at = started_at
         self._tell = tell
+        self._memory = memory
         self._pump = Pump(body.child.stdout, body.child.stderr, forward=forward, on_line=self._line)
         self._watched: set[ProcessId] = set()
         self._segments = leftovers.Segments()
@@ -97,6 +105,7 @@ class Incarnation:
                 raw = await self.body.child.wait()
                 watchers.cancel_scope.cancel()
             self._ended_at = clock.monotonic()
+            self._memory.hear()  # if the guard killed it, that is to be known before the end it made
             self._tell(facts.Exited(raw))
             # What is left of the tree may hold the pipes open: the sweep ends it, and then this ends.
 
@@ -120,9 +129,12 @@ class Incarnation:
         block = self.log.error(since)
         space = leftovers.shm_space()
         killed = self.body.group.oom_kills() if isinstance(self.body.group, EngineGroup) else 0
+        pids = {self.body.child.pid, *(one.pid for one in self._watched)}
         return ExitEvidence(
             first_error="" if block is None else "\n".join(block.lines),
             oom_kills=killed if isinstance(killed, int) else 0,
+            kernel_log=self._memory.kernel_said(pids),
+            unified_memory=self._memory.on,
             shm_used=None if space is None or not space.total else 1 - space.available / space.total,
         )
 
@@ -144,6 +156,7 @@ class Incarnation:
         segments_due = 0.0
         while True:
             members = self.body.tree.look()
+            self._memory.engine_seen(member.id for member in members if not member.dead)
             for member in members:
                 if member.id not in self._watched and member.id != self.body.child.id and _is_part(member):
                     self._watched.add(member.id)

@@ -1,6 +1,8 @@
 """Evidence bundles: what can be seen of the engine at a bad moment, written before anything touches it."""
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from vllm_supervisor.adapters import clock, evidence
 from vllm_supervisor.core import incident
@@ -16,13 +18,23 @@ class Incidents:
     """Writes them into one directory, bounded in number and size."""
 
     def __init__(
-        self, root: Path, *, run: str, gate: Gate, watch: Watch, search_path: str, keep: int, max_size: int
+        self,
+        root: Path,
+        *,
+        run: str,
+        gate: Gate,
+        watch: Watch,
+        memory: Callable[[], Sequence[Mapping[str, Any]]],
+        search_path: str,
+        keep: int,
+        max_size: int,
     ) -> None:
-        """`search_path` is where py-spy and nvidia-smi are looked for; `max_size` in bytes."""
+        """`memory` gives the last looks at the machine's memory; `search_path` is where py-spy and nvidia-smi are looked for; `max_size` in bytes."""
         self._root = root
         self._run = run
         self._gate = gate
         self._watch = watch
+        self._memory = memory
         self._search_path = search_path
         self._keep = keep
         self._max_size = max_size
@@ -41,6 +53,7 @@ class Incidents:
             requests=self._gate.open.values(),
             lines=[] if current is None else current.log.tail(),
             first_error=[] if block is None else block.lines,
+            memory=self._memory(),
         )
         pids = [] if current is None else [member.id.pid for member in current.body.tree.remaining()]
         written = await evidence.write_bundle(

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import trio
 
@@ -42,7 +41,8 @@ class MemoryWorld:
 
     mode: Mode | None
     policy: GuardPolicy
-    reader: MemoryReader
+    reader: MemoryReader  # the event loop's
+    guard_reader: MemoryReader
     kernel_log: KernelLog  # the guard's
     evidence_log: KernelLog  # for what is read about an ended engine
     kill_list: KillList
@@ -122,7 +122,7 @@ class MemoryKeeper:
         problems = (last_ditch.lock_memory(), last_ditch.spare_us(), world.kernel_log.problem)
         if missing := "; ".join(filter(None, problems)):
             self._say("memory_guard_limits", f"the memory guard does without: {missing}", "warning")
-        return GuardThread(world.reader, world.kernel_log, world.kill_list, world.policy, on_news)
+        return GuardThread(world.guard_reader, world.kernel_log, world.kill_list, world.policy, on_news)
 
     # -- what the guard saw ------------------------------------------------------------------------------------------
 
@@ -137,7 +137,9 @@ class MemoryKeeper:
         if shot is not None and shot.incarnation != self._told:
             self._told = shot.incarnation
             sentence = tell(shot.state, shot.reading, self._world.policy)
-            self._tell(facts.MemoryFloor(shot.incarnation, f"{sentence}; KILL went out after {shot.took * 1000:.1f} ms"))
+            self._tell(
+                facts.MemoryFloor(shot.incarnation, f"{sentence}; KILL went out after {shot.took * 1000:.1f} ms")
+            )
         state, reading = guard.state, guard.reading
         if reading is None or state.level is self._level:
             return
@@ -217,7 +219,7 @@ class MemoryKeeper:
         world = self._world
         if world.evict is None and not world.drop_caches:
             return
-        before = world.reader.cached()
+        before = world.reader.read()
         parts = []
         if world.evict is not None:
             files, size = await trio.to_thread.run_sync(partial(page_cache.evict, world.evict), abandon_on_cancel=True)
@@ -225,7 +227,10 @@ class MemoryKeeper:
         if world.drop_caches:
             problem = await trio.to_thread.run_sync(partial(page_cache.drop_all, world.proc), abandon_on_cancel=True)
             parts.append(problem or "of the whole machine")
-        sentence = f"page cache given back {' and '.join(parts)}: cached {gib(before)} before, {gib(world.reader.cached())} after"
+        after = world.reader.read()
+        sentence = f"page cache given back {' and '.join(parts)}"
+        if before is not None and after is not None:
+            sentence += f": cached {gib(before.cached)} before, {gib(after.cached)} after"
         self._say("page_cache", sentence, "info")
 
     # -- what others show --------------------------------------------------------------------------------------------

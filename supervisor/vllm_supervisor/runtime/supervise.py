@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import psutil
 import trio
 
 from vllm_supervisor import __version__
@@ -44,6 +43,7 @@ from vllm_supervisor.runtime.incidents import Incidents
 from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 from vllm_supervisor.runtime.loop import Loop
+from vllm_supervisor.runtime.memory_keeper import MemoryKeeper, MemoryWorld
 from vllm_supervisor.runtime.picture import Identity, Picture
 from vllm_supervisor.runtime.reload import Reload
 from vllm_supervisor.runtime.service import ServiceManager
@@ -87,6 +87,7 @@ class World:
     subreaper: bool
     cgroup: Cgroup | Unavailable
     notifier: Notifier
+    memory: MemoryWorld
     policy: Policy
 
 
@@ -106,6 +107,14 @@ class Supervisor:
         self._gate = Gate(limit=plan.config.front_door.max_in_flight, new_id=RequestIds(world.run))
         self._loop = Loop(world.policy, now=clock.monotonic, on_fault=self._on_impossible)
         self._engine = Upstreams()
+        self._memory = MemoryKeeper(
+            world.memory,
+            nursery=nursery,
+            state=lambda: self._loop.state,
+            gate=self._gate,
+            tell=self._loop.tell,
+            say=self._say,
+        )
         self._room = EngineRoom(
             plan,
             nursery=nursery,
@@ -116,6 +125,7 @@ class Supervisor:
             tell=self._loop.tell,
             forward=world.output.put,
             requests_lost=lambda: world.journal.requests.why[Cut.ENGINE_FAILED],
+            memory=self._memory,
             log=world.log,
         )
         self._hands = Hands(
@@ -126,6 +136,7 @@ class Supervisor:
             document=lambda: nursery.start_soon(self._write_down),
             enter=self._enter,
             save_evidence=self._save_evidence,
+            await_memory=self._memory.await_memory,
             now=clock.monotonic,
         )
         self._account = DoorAccount(world.journal, self._gate, clock.monotonic, self._on_refusal)
@@ -164,7 +175,7 @@ class Supervisor:
             journal=world.journal,
             policy=world.policy,
             now=clock.monotonic,
-            available_bytes=lambda: psutil.virtual_memory().available,
+            memory=self._memory.picture,
             watch=self._watch,
         )
         self._books = Books(
@@ -180,12 +191,14 @@ class Supervisor:
             watch=self._watch,
             current=lambda: self._room.current,
             limits=world.policy.limits,
+            waits_for=lambda: self._memory.waiting,
         )
         self._incidents = Incidents(
             plan.state_dir / INCIDENTS,
             run=world.run,
             gate=self._gate,
             watch=self._watch,
+            memory=self._memory.recent,
             search_path=plan.environ.get("PATH", ""),
             keep=plan.config.incidents.keep,
             max_size=plan.config.incidents.max_size,
@@ -258,6 +271,7 @@ class Supervisor:
         )
         nursery.start_soon(self._tick)
         nursery.start_soon(self._watch.run)
+        nursery.start_soon(self._memory.run)
         nursery.start_soon(self._service.feed_watchdog)
 
     def _front_door(self) -> FrontDoor:
