@@ -116,9 +116,16 @@ def test_a_model_that_fills_memory_down_to_its_place_is_not_killed() -> None:
 
 
 def test_a_fall_that_leaves_no_time_for_another_look_is_the_floor() -> None:
-    """48 GiB a second: from 15 GiB the next look would find 3; it is killed at 15, above the floor."""
-    seen = play(lambda at: 63.0 - 48.0 * at, 5.0)
-    assert (seen[-1].at, seen[-1].available, seen[-1].state.crossing) == (1.0, 15.0, Crossing.FAST)
+    """48 GiB a second: at 14 GiB the next look would find 2; it is killed there, above the floor."""
+    seen = play(lambda at: 62.0 - 48.0 * at, 5.0)
+    assert (seen[-1].at, seen[-1].available, seen[-1].state.crossing) == (1.0, 14.0, Crossing.FAST)
+
+
+def test_a_large_allocation_in_one_go_is_left_alone() -> None:
+    """60 GiB between two looks, down to 20 GiB and no further: what a KV cache looks like."""
+    seen = play(lambda at: 80.0 if at < 3 else 20.0, 30.0)
+    assert first(seen, Level.FLOOR) is None
+    assert seen[-1].state.level is Level.NORMAL
 
 
 def test_a_late_look_is_no_fast_fall() -> None:

@@ -2,8 +2,9 @@
 
 Rules:
 * MemAvailable is the measure. A driver's allocations show in no process and no cgroup; page cache is not in the way.
-* `floor` is the end of the engine: at or below it; so fast that the next look would find half of the floor gone; stalls
-  (PSI full) below `low`; or a driver that says NV_ERR_NO_MEMORY, which it did with 22 GiB still called available.
+* `floor` is the end of the engine: at or below it; within twice of it and so fast that the next look would find half of it
+  gone (higher up a fall may be a KV cache taken in one go, which ends where it should); stalls (PSI full) below `low`; or
+  a driver that says NV_ERR_NO_MEMORY, which it did with 22 GiB still called available.
 * `low` closes admission, and acts only while memory falls: below the level `low`, or `horizon` seconds before the floor.
   When no new minimum comes for `steady` seconds the level is taken as normal for this machine, until it falls further.
 * A look decides from numbers alone; the sentence is made afterwards, because the kill comes first.
@@ -130,7 +131,7 @@ def _crossing(state: GuardState, reading: Reading, policy: GuardPolicy) -> Cross
     if state.recent:
         at, available = state.recent[-1]
         fall = (available - reading.available) * min(1.0, policy.interval / max(reading.at - at, 1e-3))
-        if fall > 0 and reading.available - fall < floor / 2:
+        if fall > 0 and reading.available <= 2 * floor and reading.available - fall < floor / 2:
             return Crossing.FAST
     if reading.stalled is not None and reading.stalled >= policy.stall:
         return Crossing.STALLED if reading.available <= policy.low_bytes(reading.total) else None

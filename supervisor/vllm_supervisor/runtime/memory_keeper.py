@@ -26,6 +26,7 @@ from vllm_supervisor.core.lifecycle import Node, State
 from vllm_supervisor.core.memory import GuardPolicy, Level, gib, tell
 from vllm_supervisor.core.memory_mode import GpuFacts, Mode
 from vllm_supervisor.core.memory_view import MemoryPicture
+from vllm_supervisor.core.orders import Record
 from vllm_supervisor.core.proc import ProcessId
 from vllm_supervisor.core.words import ClosedReason
 from vllm_supervisor.runtime.memory_guard import GuardThread
@@ -63,9 +64,9 @@ class MemoryKeeper:
         state: Callable[[], State],
         gate: Gate,
         tell: Callable[[Fact], None],
-        say: Callable[[str, str, str], None],
+        record: Callable[[Record], None],
     ) -> None:
-        """`say` takes event, sentence and level."""
+        """Nothing is looked at yet."""
         self.mode = world.mode
         self.waiting: str | None = None  # what the launch gate waits for
         self._world = world
@@ -73,7 +74,7 @@ class MemoryKeeper:
         self._state = state
         self._gate = gate
         self._tell = tell
-        self._say = say
+        self._record = record
         self._known = trio.Event()
         self._guard: GuardThread | None = None
         self._told = 0  # the incarnation whose end by the guard was told
@@ -90,7 +91,7 @@ class MemoryKeeper:
         """Find out what this machine is; where it is to be guarded, guard it until cancelled."""
         if self.mode is None:
             self.mode = await self._ask()
-        self._say("memory_guard", self.mode.sentence, "info")
+        self._say("memory_guard", self.mode.sentence)
         if not self.mode.on:
             self._known.set()
             return
@@ -145,12 +146,17 @@ class MemoryKeeper:
             return
         self._level = state.level
         sentence = tell(state, reading, self._world.policy)
+        level = "info" if state.level is Level.NORMAL else "warning"
         if state.level is Level.NORMAL:
             self._gate.reopen(ClosedReason.MEMORY)
-            self._say("memory_normal", sentence, "info")
         else:
             self._gate.close(ClosedReason.MEMORY, sentence)
-            self._say(f"memory_{state.level.value}", sentence, "warning")
+        # `t` is when it was seen, in the monotonic seconds of the ledgers.
+        numbers = (("t", reading.at), ("available_bytes", reading.available))
+        self._record(Record(f"memory_{state.level.value}", sentence, numbers, level=level))
+
+    def _say(self, event: str, sentence: str, level: str = "info") -> None:
+        self._record(Record(event, sentence, level=level))
 
     # -- the engine's life -------------------------------------------------------------------------------------------
 
@@ -199,7 +205,7 @@ class MemoryKeeper:
                     self._before, self.waiting = reading.available, None
                     if said:
                         waited = f"{gib(reading.available)} available after {clock.monotonic() - since:.1f} s"
-                        self._say("memory_back", f"memory is back: {waited}", "info")
+                        self._say("memory_back", f"memory is back: {waited}")
                     self._tell(facts.MemoryBack())
                     return
                 case memory_gate.TooLittle(sentence, lost):
@@ -231,7 +237,7 @@ class MemoryKeeper:
         sentence = f"page cache given back {' and '.join(parts)}"
         if before is not None and after is not None:
             sentence += f": cached {gib(before.cached)} before, {gib(after.cached)} after"
-        self._say("page_cache", sentence, "info")
+        self._say("page_cache", sentence)
 
     # -- what others show --------------------------------------------------------------------------------------------
 

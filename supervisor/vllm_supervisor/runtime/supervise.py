@@ -113,7 +113,7 @@ class Supervisor:
             state=lambda: self._loop.state,
             gate=self._gate,
             tell=self._loop.tell,
-            say=self._say,
+            record=self._record,
         )
         self._room = EngineRoom(
             plan,
