@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakes.custody import async_test, end, python, read_line
-from vllm_supervisor.adapters.leftovers import Segments, remove_sockets, shm_space
+from vllm_supervisor.adapters.leftovers import Segments, remove_homes, shm_space
 
 # Maps one segment, holds another open, and says so; it cleans nothing up.
 USER = (
@@ -88,23 +88,18 @@ def test_what_was_never_seen_in_its_hands_stays(names: tuple[str, str]) -> None:
         stranger.unlink()
 
 
-def test_sockets_are_removed_where_they_were_given(tmp_path: Path) -> None:
-    """Sockets in the private directory and at the engine's path go, other files stay and are told."""
-    private = tmp_path / "rpc"
-    private.mkdir()
-    ours = tmp_path / "engine.sock"
-    for path in (private / "a", private / "b", ours):
+def test_what_engines_of_lost_runs_had_is_removed(tmp_path: Path) -> None:
+    """Directories and sockets of other runs go; those of this run, links and strangers' files stay."""
+    for name in ("engine-0123abcd-1", "engine-0123abcd-2", "engine-89abcdef-1"):
+        (tmp_path / name / "steps").mkdir(parents=True)
+    for name in ("engine-0123abcd-1.sock", "engine-89abcdef-1.sock", "control.sock"):
         with socket.socket(socket.AF_UNIX) as sock:
-            sock.bind(str(path))
-    (private / "note").write_text("no socket")
-    removed = remove_sockets(private, ours)
-    assert removed.names == (str(ours), str(private / "a"), str(private / "b"))
-    assert removed.kept == ((str(private / "note"), "no socket"),)
-    assert private.exists()
-    (private / "note").unlink()
-    assert remove_sockets(private, ours).names == ()
-    assert not private.exists()
-    assert remove_sockets(private, None).names == ()
+            sock.bind(str(tmp_path / name))
+    (tmp_path / "engine-notes").mkdir()
+    (tmp_path / "engine-00000000-1").symlink_to(tmp_path / "engine-notes")
+    remove_homes(tmp_path, "89abcdef")
+    left = {"engine-89abcdef-1", "engine-89abcdef-1.sock", "control.sock", "engine-notes", "engine-00000000-1"}
+    assert {path.name for path in tmp_path.iterdir()} == left
 
 
 def test_the_fullness_of_shared_memory_is_told() -> None:

@@ -151,7 +151,7 @@ def test_an_event_with_little_in_it() -> None:
         ("resume", "/resume", {}, {"admission": "open"}, "admission: open"),
         ("restart --reason why", "/restart", {"reason": "why"}, {"incarnation": 2}, "restarting: incarnation 2 is being replaced"),
         ("stop", "/stop", {}, {"phase": "running"}, "stopping: phase running"),
-        ("report --source s --reason r", "/report", {"source": "s", "reason": "r"}, {"recorded": True}, "recorded"),
+        ("report --source s --reason r", "/report", {"source": "s", "reason": "r"}, {"recorded": True, "verdict": "busy", "sentence": "7 running"}, "recorded; busy: 7 running"),
     ],
 )  # fmt: skip
 def test_actions(

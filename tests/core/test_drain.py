@@ -173,7 +173,15 @@ def test_the_phase_never_goes_back(facts: list[DrainFact]) -> None:
     assert leaves == (state.stage is Stage.ENDED)
 
 
-def test_progress_is_a_sentence() -> None:
-    """The progress names what is in flight, the oldest and the time left."""
-    state, _ = play((0.0, StopAsked()))
-    assert drain.sentence(state, 38.0, in_flight=3, oldest_s=41.0) == "draining: 3 in flight, oldest 41 s, 22 s left"
+def test_late_requests_are_measured_from_the_withdrawal() -> None:
+    """What comes during a hook's drain and after the stop counts from the moment admission closed; a resume forgets it."""
+    state, _ = play(
+        (5.0, LateRequest()),
+        (10.0, DrainAsked(hook=True)),
+        (12.0, LateRequest()),
+        (15.0, StopAsked()),
+        (16.5, LateRequest()),
+    )
+    assert (state.late_requests, state.last_late_s) == (2, 6.5)
+    state, _ = play((0.0, DrainAsked()), (3.0, LateRequest()), (4.0, ResumeAsked()), (5.0, LateRequest()))
+    assert (state.late_requests, state.last_late_s) == (0, None)

@@ -74,3 +74,13 @@ def test_the_log_line_says_both_registers() -> None:
         "requests: accepted 3, completed 1, failed 0, cancelled 2, open 0, rejected 1; "
         "executions: completed 1, confirmed_stopped 1, unknown 1; both ledgers balance; 1 not settled"
     )
+
+
+def test_progress_is_a_sentence() -> None:
+    """The progress names what is in flight, the oldest, what runs on after its answer, and the time left."""
+    limits = Limits(None, "nobody", propagation=0.0, drain=60.0, engine_stop=30.0, documentation=5.0, reserve=5.0)
+    state, _ = drain.step(DrainState(), StopAsked(), 0.0, limits)
+    said = drain_report.progress(state, 38.0, in_flight=3, oldest_s=41.0)
+    assert said == "draining: 3 in flight, oldest 41 s, 22 s left"
+    said = drain_report.progress(state, 38.0, in_flight=0, oldest_s=None, background=2)
+    assert said == "draining: 0 in flight, 2 answered and still running, 22 s left"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_supervisor.core.engine_log import EngineLog, Line, strip
+from vllm_supervisor.core.engine_log import EngineLog, Line, says_dead, strip
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -199,3 +199,19 @@ def test_everything_is_bounded() -> None:
     assert error is not None
     assert len(error.lines) == 120
     assert (error.lines[0], error.lines[-1]) == ("  frame 0", "  frame 999")
+
+
+@pytest.mark.parametrize(
+    ("line", "dead"),
+    [
+        ("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.", True),
+        (API + "ERROR 01-01 00:00:00 [async_llm.py:1] vllm.v1.engine.exceptions.EngineDeadError: x", True),
+        (CORE + "ERROR 01-01 00:00:00 [core.py:1] EngineCore encountered a fatal error.", True),
+        ('INFO:     127.0.0.1:5 - "GET /EngineDeadError HTTP/1.1" 404 Not Found', False),
+        (API + "INFO 01-01 00:00:00 [logger.py:1] Received request cmpl-1: prompt: 'EngineDeadError: x'", False),
+        ("    raise EngineDeadError()", False),
+    ],
+)
+def test_only_an_error_of_the_engine_says_that_it_is_dead(line: str, dead: bool) -> None:
+    """The words in a path or a prompt, which any client may choose, say nothing."""
+    assert says_dead(line) is dead

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_supervisor.core.admission import CODES
 from vllm_supervisor.core.exposition import FAMILIES, PREFIX, REJECTION_REASONS, Snapshot, render
+from vllm_supervisor.core.ledger import LedgerHealth
 from vllm_supervisor.core.restart import RESTART_CAUSES
 from vllm_supervisor.core.words import EngineState, ExecutionState, Outcome, Phase, Verdict
 
@@ -31,6 +32,17 @@ SNAPSHOT = Snapshot(
     budget_max=3,
     uptime_s=12.3456,
     incarnation=4,
+    ledger=LedgerHealth(
+        failed=True,
+        since=1.0,
+        error="No space left on device",
+        lost=2,
+        late=1,
+        at_risk=0,
+        written=9,
+        queued=0,
+        segment=1,
+    ),
 )
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

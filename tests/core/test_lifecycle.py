@@ -14,7 +14,7 @@ from vllm_supervisor.core.words import ClosedReason, Cut, EngineState, Phase
 
 # Pairs that cannot happen; every other pair has a cell.
 IMPOSSIBLE: dict[type, set[Node]] = {
-    facts.Began: set(Node) - {Node.BOOTING},
+    facts.Began: set(Node) - {Node.BOOTING, Node.GONE},
     facts.SweepDone: set(Node) - {Node.SWEEPING},
     facts.SweepFailed: set(Node) - {Node.SWEEPING},
     facts.Spawned: set(Node) - {Node.STARTING, Node.TERMINATING, Node.KILLING},
@@ -119,7 +119,7 @@ def test_stop_drains_then_terminates_once() -> None:
     assert orders.CloseGate(ClosedReason.STOPPING) in given
     assert kinds(given)[-1] is orders.WatchDrain
     assert life.state.phase is Phase.DRAINING
-    assert kinds(life.tell(facts.Drained())) == [orders.CutInFlight, orders.WatchDrain]
+    assert kinds(life.tell(facts.Drained())) == [orders.CutInFlight, orders.WatchCut]
     assert kinds(life.tell(facts.Drained())) == [orders.Terminate]
     assert orders.Document in kinds(life.tell(facts.Exited(-15), facts.SweepDone()))
     assert (life.state.node, life.state.phase) == (Node.GONE, Phase.DOCUMENTING)
@@ -264,6 +264,99 @@ def test_what_kill_does_not_remove_blocks_the_next_engine() -> None:
     life.fire()
     life.tell(facts.SweepDone())
     assert life.state.node is Node.WAITING
+
+
+def test_a_person_s_restart_of_what_cannot_be_killed_forgets_nothing() -> None:
+    """`restart` looks again at once; when the old engine goes at last, its end is still told, and then the next starts."""
+    life = Life().ready()
+    life.tell(facts.MemberDied(101, "VLLM::EngineCore"), facts.Exited(-9), facts.SweepFailed("pid 102 stays"))
+    assert kinds(life.tell(facts.RestartRequested("pid 9", "rebooted the disk")))[-1] is orders.Sweep
+    given = life.tell(facts.SweepDone())
+    assert [o.event for o in given if isinstance(o, orders.Record)] == ["exited", "backing_off"]
+    assert life.state.restarts == {"part_died": 1}
+
+
+@pytest.mark.parametrize("end", [facts.Exited(1), facts.MemberDied(101, "VLLM::EngineCore")])
+def test_a_restart_ordered_while_an_engine_goes_gives_fresh_budgets(end: facts.Fact) -> None:
+    """A person who orders a restart in the moment of the last crash gets an engine, not a parked one."""
+    life = Life().ready()
+    for _ in range(3):
+        life.crash()
+        life.fire()
+        life.ready()
+    life.tell(end, facts.RestartRequested("pid 9", "new weights"))
+    if life.state.node is Node.KILLING:
+        life.tell(facts.Exited(-9))
+    life.tell(facts.SweepDone())
+    assert life.state.node is Node.WAITING
+
+
+def test_a_restart_ordered_during_a_load_is_no_failed_start() -> None:
+    """TERM goes out, KILL after 5 s since a load ignores it, and no budget is burdened."""
+    life = Life()
+    life.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100))
+    assert kinds(life.tell(facts.RestartRequested("pid 9", "new weights"))) == [orders.Terminate]
+    assert kinds(life.fire()) == [orders.KillTree]
+    assert life.now == 1005.0
+    life.tell(facts.Exited(-9), facts.SweepDone())
+    assert (life.state.node, life.state.incarnation) == (Node.STARTING, 2)
+    assert life.state.restarts == {"commanded": 1}
+    assert life.state.tally.failed_starts == 0
+
+
+def test_a_spawn_that_fails_for_want_of_memory_is_tried_again() -> None:
+    """What may be there in a moment says nothing against the command; a missing program does, and is not tried twice."""
+    for may_pass, node in ((True, Node.WAITING), (False, Node.PARKED)):
+        life = Life()
+        life.tell(facts.Began(), facts.SweepDone(), facts.SpawnFailed("cannot start it", may_pass=may_pass))
+        life.tell(facts.SweepDone())
+        assert life.state.node is node
+
+
+def test_a_forced_end_is_told_with_the_engine_s_own_reason() -> None:
+    """What the core had printed stands behind our words; the cause is what ended it, never our own KILL."""
+    life = Life().ready()
+    life.tell(facts.MemberDied(101, "VLLM::EngineCore"), facts.Exited(-9))
+    block = "RuntimeError: CUDA error: an illegal memory access was encountered"
+    life.tell(facts.SweepDone(ExitEvidence(first_error=block)))
+    assert life.state.last_restart is not None
+    assert life.state.last_restart.sentence == (
+        "VLLM::EngineCore (pid 101) died under the running engine: a GPU kernel accessed memory it must not"
+    )
+    life.fire()
+    life.ready().tell(facts.ReportedDead("it says it is dead"), facts.Exited(-9))
+    said = next(o for o in life.tell(facts.SweepDone()) if isinstance(o, orders.Record))
+    assert dict(said.fields)["cause"] == "part_died"
+
+
+def test_the_cause_of_a_hang_is_the_hang() -> None:
+    """However the process then ended, the event names what we saw."""
+    life = Life().ready()
+    life.tell(facts.Condemned("nothing moved for 300 s"), facts.EvidenceSaved(), facts.Exited(-9))
+    said = next(o for o in life.tell(facts.SweepDone()) if isinstance(o, orders.Record))
+    assert (said.sentence, dict(said.fields)["cause"]) == ("engine 1: nothing moved for 300 s", "hang")
+
+
+def test_ready_again_counts_from_the_death() -> None:
+    """The newest restart tells how long there was no engine: from its end to the next one's readiness."""
+    life = Life().ready()
+    life.tell(facts.Exited(0))
+    life.now += 0.4
+    life.tell(facts.SweepDone(requests_lost=3))
+    life.fire()
+    life.now += 20.0
+    life.ready()
+    assert life.state.last_restart is not None
+    assert life.state.last_restart.requests_lost == 3
+    assert life.state.last_restart.ready_after_s == pytest.approx(20.9)
+
+
+def test_two_stops_before_the_door_is_open_end_it() -> None:
+    """Both signals may be there before anything has begun; what then begins is harmless."""
+    life = Life()
+    life.tell(facts.StopRequested("pid 1"), facts.StopRequested("pid 1"))
+    assert life.state.node is Node.GONE
+    assert life.tell(facts.Began()) == []
 
 
 def test_stop_while_unkillable_leaves_and_says_so() -> None:

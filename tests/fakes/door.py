@@ -50,18 +50,23 @@ class FakeJournal:
     executions: list[tuple[str, ExecutionState, Evidence]] = field(default_factory=list)
     rejections: list[tuple[RequestClass, str]] = field(default_factory=list)
     hold: trio.Event | None = None
+    fails: bool = False  # as with ledger.required and a full disk
 
     def accepted_now(self, request: OpenRequest) -> bool:
-        """Note the id at once, unless acceptances are held."""
-        if self.hold is None:
+        """Note the id at once, unless acceptances are held or fail."""
+        now = self.hold is None and not self.fails
+        if now:
             self.accepted_ids.append(request.id)
-        return self.hold is None
+        return now
 
-    async def accepted(self, request: OpenRequest) -> None:
-        """Note the id."""
+    async def accepted(self, request: OpenRequest) -> bool:
+        """Note the id, unless the ledger is to fail."""
         if self.hold is not None:
             await self.hold.wait()
+        if self.fails:
+            return False
         self.accepted_ids.append(request.id)
+        return True
 
     def outcome(self, outcome: RequestOutcome) -> None:
         """Note the outcome."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import trio
 
 from vllm_supervisor.adapters.ledger_file import FileOps, LedgerFile
-from vllm_supervisor.core.ledger import parse
-from vllm_supervisor.runtime.ledger_writer import LedgerPolicy, LedgerWriter
+from vllm_supervisor.core.ledger import LedgerPolicy, parse
+from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 
 LIMIT_S = 20.0
 

@@ -8,10 +8,10 @@ import trio
 from vllm_supervisor.adapters.ledger_file import FileOps, LedgerFile
 from vllm_supervisor.core.admission import OpenRequest
 from vllm_supervisor.core.journal import RequestOutcome
-from vllm_supervisor.core.ledger import Clock, RequestIds
+from vllm_supervisor.core.ledger import Clock, LedgerPolicy, RequestIds
 from vllm_supervisor.core.words import EndedBy, Outcome, RequestClass
 from vllm_supervisor.runtime.journal import LedgerJournal, LineFactory, RunIdentity
-from vllm_supervisor.runtime.ledger_writer import LedgerPolicy, LedgerWriter
+from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 
 LIMIT_S = 30.0
 

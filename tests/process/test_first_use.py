@@ -15,7 +15,7 @@ from fakes.supervisor_process import Account, Client, StartMock, free_port
 def test_the_front_door_answers_before_the_engine_is_ready_then_serves(start_mock: StartMock) -> None:
     """The first answers are 503 engine_starting with the promised form; later the same path gives 200."""
     supervisor, client = start_mock("--mock-start-time", "2s")
-    supervisor.until(client.listens, within=5.0, what="the front door listens")
+    supervisor.until(client.listens, within=10.0, what="the front door listens")
     early = client.chat()
     assert early.status_code == 503
     assert early.json()["error"]["code"] == "engine_starting"
@@ -24,7 +24,7 @@ def test_the_front_door_answers_before_the_engine_is_ready_then_serves(start_moc
     assert early.headers["Connection"].lower() == "close"
     assert client.get("/livez").status_code == 200
     assert client.get("/readyz").json()["engine"] == "starting"
-    supervisor.until(client.is_ready, within=15.0, what="ready")
+    supervisor.until(client.is_ready, within=30.0, what="ready")
     assert client.chat().status_code == 200
 
 
@@ -33,7 +33,7 @@ def test_curl_streams_a_chat(start_mock: StartMock) -> None:
     curl = shutil.which("curl")
     assert curl, "curl is missing: apt-get install curl"
     supervisor, client = start_mock()
-    supervisor.until(client.is_ready, within=10.0, what="ready")
+    supervisor.until(client.is_ready, within=30.0, what="ready")
     body = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
     argv = [curl, "-sN", f"{client.url}/v1/chat/completions", "-H", "Content-Type: application/json"]
     done = subprocess.run([*argv, "-d", json.dumps(body)], capture_output=True, text=True, timeout=20, check=True)
@@ -45,10 +45,10 @@ def test_curl_streams_a_chat(start_mock: StartMock) -> None:
 def test_ctrl_c_on_an_idle_server_ends_it_within_two_seconds(start_mock: StartMock, account: Account) -> None:
     """Ctrl-C on its terminal ends the supervisor by SIGINT, as shells expect, and every process with it."""
     supervisor, client = start_mock(terminal=True)
-    supervisor.until(client.is_ready, within=10.0, what="ready")
+    supervisor.until(client.is_ready, within=30.0, what="ready")
     pressed = time.monotonic()
     supervisor.press_ctrl_c()
-    assert supervisor.ends(within=10.0) == -signal.SIGINT, supervisor.words()
+    assert supervisor.ends(within=20.0) == -signal.SIGINT, supervisor.words()
     assert time.monotonic() - pressed < 2.0
     account.expect_nothing_left()
     assert "Traceback" not in supervisor.out.text
@@ -57,9 +57,9 @@ def test_ctrl_c_on_an_idle_server_ends_it_within_two_seconds(start_mock: StartMo
 def test_the_engines_lines_go_to_standard_output_and_ours_to_standard_error(start_mock: StartMock) -> None:
     """The two outputs do not mix: ours is one JSON object a line when it is not a terminal."""
     supervisor, client = start_mock()
-    supervisor.until(client.is_ready, within=10.0, what="ready")
+    supervisor.until(client.is_ready, within=30.0, what="ready")
     supervisor.signal(signal.SIGTERM)
-    assert supervisor.ends(within=10.0) == 0, supervisor.words()
+    assert supervisor.ends(within=20.0) == 0, supervisor.words()
     assert supervisor.out.text.strip(), "the engine printed nothing"
     assert len(supervisor.log()) == len(supervisor.err.text.splitlines()), supervisor.err.text
 
@@ -68,7 +68,7 @@ def test_two_supervisors_on_two_ports_have_their_own_status(start_mock: StartMoc
     """Two instances run side by side; --name picks one, and without it a tool lists both and exits 2."""
     (one, first), (two, second) = start_mock(), start_mock()
     for supervisor, client in ((one, first), (two, second)):
-        supervisor.until(client.is_ready, within=10.0, what="ready")
+        supervisor.until(client.is_ready, within=30.0, what="ready")
     for supervisor, client in ((one, first), (two, second)):
         name = client.url.rpartition(":")[2]
         told = account.tool("--name", name, "status", "--json")
@@ -93,4 +93,4 @@ def test_every_spelling_of_the_address_lands_on_it(spelling: Spelling, account: 
     port = free_port()
     supervisor = account.start("--engine", "mock", "serve", "tiny", *spelling.argv(port, account.home))
     with Client(port) as client:
-        supervisor.until(client.is_ready, within=10.0, what=f"ready on {port}")
+        supervisor.until(client.is_ready, within=30.0, what=f"ready on {port}")

@@ -169,7 +169,7 @@ def test_low_memory_refuses_new_work_and_lets_open_work_finish(start_mock: Start
         supervisor.until_said("memory_low")
         refused = client.chat()
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "memory_pressure"), supervisor.words()
-        assert "9.5 GiB of 120.0 GiB available" in refused.json()["error"]["message"]
+        assert "memory is low" in refused.json()["error"]["message"]
         assert client.get("/readyz").status_code == 503
         assert list(stream)[-1] == "[DONE]"
     metrics = client.get("/metrics").text

@@ -15,34 +15,34 @@ def test_an_open_stream_completes_and_a_late_request_is_told_draining(
 ) -> None:
     """After the signal the open stream still ends with [DONE], a late request gets 503 draining, and nothing is left."""
     supervisor, client = start_mock()
-    supervisor.until(client.is_ready, within=10.0, what="ready")
+    supervisor.until(client.is_ready, within=30.0, what="ready")
     with client.stream(max_tokens=60, ignore_eos=True) as stream:
         next(stream)
         supervisor.signal(number)
-        supervisor.until(lambda: client.get("/readyz").status_code == 503, within=5.0, what="admission closed")
+        supervisor.until(lambda: client.get("/readyz").status_code == 503, within=10.0, what="admission closed")
         late = client.chat()
         assert late.status_code == 503, late.text
         assert late.json()["error"]["code"] == "draining"
         assert "Retry-After" in late.headers
         assert client.get("/livez").status_code == 200
         assert list(stream)[-1] == "[DONE]"
-    assert supervisor.ends(within=10.0) == (0 if number == signal.SIGTERM else -signal.SIGINT), supervisor.words()
+    assert supervisor.ends(within=20.0) == (0 if number == signal.SIGTERM else -signal.SIGINT), supervisor.words()
     account.expect_nothing_left()
 
 
 def test_stop_by_the_tool_does_what_the_signal_does(start_mock: StartMock, account: Account) -> None:
     """`vllm-supervisor stop` ends the only running instance with status 0."""
     supervisor, client = start_mock()
-    supervisor.until(client.is_ready, within=10.0, what="ready")
+    supervisor.until(client.is_ready, within=30.0, what="ready")
     assert account.tool("stop").returncode == 0
-    assert supervisor.ends(within=10.0) == 0, supervisor.words()
+    assert supervisor.ends(within=20.0) == 0, supervisor.words()
     account.expect_nothing_left()
 
 
 def test_a_drain_that_ends_by_its_budget_cuts_explicitly_and_exits_80(start_mock: StartMock, account: Account) -> None:
     """What is still open when the budget ends gets an error event, never a [DONE] of ours, and the status says cut."""
     supervisor, client = start_mock("--max-model-len", "1m", before=("--set", "drain.budget=300ms"))
-    supervisor.until(client.is_ready, within=10.0, what="ready")
+    supervisor.until(client.is_ready, within=30.0, what="ready")
     got: list[str] = []
     with client.stream(max_tokens=100_000, ignore_eos=True) as stream:
         got.append(next(stream))
@@ -50,18 +50,18 @@ def test_a_drain_that_ends_by_its_budget_cuts_explicitly_and_exits_80(start_mock
         with pytest.raises(httpx.TransportError):  # the connection is aborted after the error event
             got.extend(stream)
     assert '"code":"drain_deadline"' in got[-1].replace(" ", ""), got[-3:]
-    assert supervisor.ends(within=10.0) == 80, supervisor.words()
+    assert supervisor.ends(within=20.0) == 80, supervisor.words()
     account.expect_nothing_left()
 
 
 def test_a_second_signal_ends_the_drain_now(start_mock: StartMock, account: Account) -> None:
     """With a long budget and an endless stream, the second TERM ends it within the engine's stop budget."""
     supervisor, client = start_mock("--max-model-len", "1m", before=("--set", "drain.budget=10m"))
-    supervisor.until(client.is_ready, within=10.0, what="ready")
+    supervisor.until(client.is_ready, within=30.0, what="ready")
     with client.stream(max_tokens=100_000, ignore_eos=True) as stream:
         next(stream)
         supervisor.signal(signal.SIGTERM)
-        supervisor.until(lambda: client.get("/readyz").status_code == 503, within=5.0, what="admission closed")
+        supervisor.until(lambda: client.get("/readyz").status_code == 503, within=10.0, what="admission closed")
         again = time.monotonic()
         supervisor.signal(signal.SIGTERM)
         assert supervisor.ends(within=20.0) == 80, supervisor.words()

@@ -9,9 +9,9 @@ import trio
 
 from fakes.ledger_files import LIMIT_S, FailingOps, line, numbers, run_writer
 from vllm_supervisor.core.errors import SetupError
-from vllm_supervisor.core.ledger import segment_name
+from vllm_supervisor.core.ledger import LedgerPolicy, segment_name
 from vllm_supervisor.runtime import ledger_writer
-from vllm_supervisor.runtime.ledger_writer import LedgerPolicy, LedgerWriter
+from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])

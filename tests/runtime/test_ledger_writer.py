@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from fakes.ledger_files import LIMIT_S, FailingOps, line, numbers, run_writer
-from vllm_supervisor.core.ledger import parse, segment_name
-from vllm_supervisor.runtime.ledger_writer import LedgerPolicy, LedgerWriter
+from vllm_supervisor.core.ledger import LedgerPolicy, parse, segment_name
+from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 
 
 def test_a_waited_line_is_in_the_file(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ Rules:
 * Reading takes no lock: the newer of the two records whose checksum holds is the sample; none holds: no sample.
 * A file is ours if it is a regular file of our own user, of the right size and layout, written by a living process
   that carries the pid in it. Everything else in the directory is ignored, without a word.
-* Request events are consumed in order. Whatever the writer overwrote before we came is counted as lost, never guessed.
+* Request events are consumed in order, those of a writer that has died included. Whatever the writer overwrote before
+  we came is counted as lost, never guessed.
 * The directory belongs on a tmpfs: a page of a disk file may block its writer, which is the engine.
 """
 
@@ -83,6 +84,7 @@ class BeaconReader:
         """Nothing is opened yet; `directory` need not exist."""
         self._directory = directory
         self._files: dict[str, _File] = {}
+        self._last_words: list[RequestEvent] = []  # of writers that have died
         self.lost_events = 0  # overwritten before they were read, of all engines together
         self.faults = 0  # beacons that gave up inside the engine
 
@@ -126,30 +128,35 @@ class BeaconReader:
 
     def events(self) -> list[RequestEvent]:
         """Return the request events since the last call, oldest first, at most `EVENTS_AT_ONCE` an engine."""
-        found: list[RequestEvent] = []
+        found, self._last_words = self._last_words, []
         for file in self._files.values():
-            for _ in range(EVENTS_AT_ONCE):
-                event = file.event(file.next_event)
-                if event is None or event[0] < file.next_event or event[3] not in _KINDS:
-                    break  # not written yet
-                number, at, output_tokens, kind, status, request_id = event
-                if number > file.next_event:
-                    # The writer went once round the ring: what it overwrote is gone, the rest begins behind it.
-                    oldest = number - layout.RING_LENGTH + 1
-                    self.lost_events += oldest - file.next_event
-                    file.next_event = oldest
-                    continue
-                file.next_event += 1
-                found.append(
-                    RequestEvent(
-                        engine=file.engine,
-                        at=at,
-                        kind=_KINDS[kind],
-                        id=request_id.rstrip(b"\0").decode("utf-8", "replace"),
-                        status=status.rstrip(b"\0").decode("ascii", "replace"),
-                        output_tokens=output_tokens,
-                    )
+            found += self._events_of(file, EVENTS_AT_ONCE)
+        return found
+
+    def _events_of(self, file: _File, limit: int) -> list[RequestEvent]:
+        found: list[RequestEvent] = []
+        for _ in range(limit):
+            event = file.event(file.next_event)
+            if event is None or event[0] < file.next_event or event[3] not in _KINDS:
+                break  # not written yet
+            number, at, output_tokens, kind, status, request_id = event
+            if number > file.next_event:
+                # The writer went once round the ring: what it overwrote is gone, the rest begins behind it.
+                oldest = number - layout.RING_LENGTH + 1
+                self.lost_events += oldest - file.next_event
+                file.next_event = oldest
+                continue
+            file.next_event += 1
+            found.append(
+                RequestEvent(
+                    engine=file.engine,
+                    at=at,
+                    kind=_KINDS[kind],
+                    id=request_id.rstrip(b"\0").decode("utf-8", "replace"),
+                    status=status.rstrip(b"\0").decode("ascii", "replace"),
+                    output_tokens=output_tokens,
                 )
+            )
         return found
 
     def close(self) -> None:
@@ -161,6 +168,7 @@ class BeaconReader:
     def _look(self) -> None:
         for name, file in list(self._files.items()):
             if not _alive(file.pid):
+                self._last_words += self._events_of(file, layout.RING_LENGTH + 1)
                 file.data.close()
                 del self._files[name]
         try:

@@ -157,7 +157,15 @@ def spawn(argv: Sequence[str], env: Mapping[str, str]) -> Child:
         raise SpawnError(error.errno or 0, argv[0]) from error
     os.close(out_child)
     os.close(err_child)
-    return Child(pid, out, err)
+    try:
+        return Child(pid, out, err)
+    except OSError as error:  # no descriptor left to hold it by
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        _owned.discard(pid)
+        os.close(out)
+        os.close(err)
+        raise SpawnError(error.errno or 0, argv[0]) from error
 
 
 def _inheritable() -> list[int]:

@@ -4,14 +4,15 @@ Rules:
 * A segment in /dev/shm is ours to remove only if one of the engine's processes was seen to map or open this very inode.
 * That nobody uses it now is proven by the kernel: a write lease is granted only when no other open file or mapping
   of the inode exists, whoever holds it. Where no lease can be had, the segment stays and that is told.
-* Sockets are removed only from the directory that was made for this engine, and at the path it was given.
-* Never by name alone.
+* Never by name alone: but in our own run directory every `engine-RUN-N` was made by us, for an engine of that run.
 
 Source of facts: fcntl(2) on F_SETLEASE, proc(5) on maps and fd.
 """
 
 import fcntl
 import os
+import re
+import shutil
 import signal
 import stat
 from collections.abc import Iterable
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SHM = "/dev/shm"  # noqa: S108 - the mount itself is meant, no file is made there
+_HOME = re.compile(r"engine-(?P<run>[0-9a-f]{8})-\d+(?:\.sock)?")
 _MAX_SEGMENTS = 10_000  # remembered; an engine maps a handful
 
 
@@ -125,26 +127,13 @@ def _remove_unused(path: str, inode: int) -> int:
         os.close(fd)
 
 
-def remove_sockets(directory: Path | None, socket_path: Path | None) -> Removed:
-    """Remove the sockets in the engine's private `directory`, the directory if that empties it, and its `socket_path`."""
-    candidates = [] if socket_path is None else [socket_path]
-    if directory is not None:
-        with suppress(FileNotFoundError):
-            candidates += sorted(directory.iterdir())
-    names: list[str] = []
-    kept: list[tuple[str, str]] = []
-    for path in candidates:
-        try:
-            if stat.S_ISSOCK(path.lstat().st_mode):
-                path.unlink()
-                names.append(str(path))
-            else:
-                kept.append((str(path), "no socket"))
-        except FileNotFoundError:
+def remove_homes(run_dir: Path, run: str) -> None:
+    """Remove what engines of other runs than `run` had in our own run directory: their sockets and directories."""
+    for path in run_dir.glob("engine-*"):
+        found = _HOME.fullmatch(path.name)
+        if found is None or found["run"] == run:
             continue
-        except OSError as error:
-            kept.append((str(path), error.strerror or "unknown error"))
-    if directory is not None:
-        with suppress(OSError):  # something else is in it, which is told above
-            directory.rmdir()
-    return Removed(tuple(names), 0, tuple(kept))
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.is_socket():
+            path.unlink(missing_ok=True)

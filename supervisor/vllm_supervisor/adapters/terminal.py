@@ -17,6 +17,15 @@ def is_terminal(fd: int, term: str) -> bool:
     return os.isatty(fd) and term not in ("", "dumb")
 
 
+def controls_us() -> bool:
+    """Say whether we have a controlling terminal, wherever our outputs go; the kernel then hangs us up when it ends."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
 class StatusLine:
     """The status line of the terminal behind `fd` (ours: stderr)."""
 

@@ -27,11 +27,12 @@ def drain(options: GlobalOptions, *, wait: bool, hook: bool, timeout: float | No
     """Close admission and let what is in flight finish; `resume` opens it again."""
     client = connect(options)
     answer = client.post("/drain", {"wait": wait, "hook": hook, "timeout_s": timeout}, patient=wait)
-    in_flight = answer.get("in_flight", 0)
+    in_flight, background = answer.get("in_flight", 0), answer.get("background", 0)
     if answer.get("drained"):
         click.echo("drained: nothing is in flight")
         return 0
-    click.echo(f"draining: {in_flight} in flight", file=sys.stderr if wait else sys.stdout)
+    more = f", {background} answered and still running" if background else ""
+    click.echo(f"draining: {in_flight} in flight{more}", file=sys.stderr if wait else sys.stdout)
     return 1 if wait else 0
 
 
@@ -70,5 +71,5 @@ def stop(options: GlobalOptions) -> None:
 def report(options: GlobalOptions, *, source: str, reason: str) -> None:
     """Hand in another watchdog's complaint: evidence for the verdict, never a restart by itself."""
     client = connect(options)
-    client.post("/report", {"source": source, "reason": reason})
-    click.echo("recorded")
+    answer = client.post("/report", {"source": source, "reason": reason})
+    click.echo(f"recorded; {answer.get('verdict', '?')}: {answer.get('sentence', '?')}")

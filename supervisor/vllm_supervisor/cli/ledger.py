@@ -7,7 +7,6 @@ Rules:
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -17,11 +16,11 @@ import click
 from vllm_supervisor.adapters import ledger_reader
 from vllm_supervisor.cli.ledger_place import ledger_directory, since_stamp
 from vllm_supervisor.cli.planning import GlobalOptions
-from vllm_supervisor.core.accounts import Fold
 from vllm_supervisor.core.audit import Audit
 from vllm_supervisor.core.audit import audit as check
 from vllm_supervisor.core.errors import UsageError
 from vllm_supervisor.core.ledger import Record
+from vllm_supervisor.core.ledger_summary import summarize
 from vllm_supervisor.core.words import ExecutionState, Outcome
 
 _OPENING = ("t", "at", "boot", "run", "inc", "event")
@@ -49,38 +48,6 @@ def summary(options: GlobalOptions, *, since: str | None, state_dir: str | None,
     fold = ledger_reader.fold(ledger_directory(options, state_dir), since=since_stamp(since, now))
     answer = summarize(fold, now)
     click.echo(json.dumps(answer) if as_json else render_summary(answer))
-
-
-def summarize(fold: Fold, now: datetime) -> dict[str, Any]:
-    """Build the summary; ages in seconds."""
-    releases: dict[str, dict[str, Any]] = {}
-    for run in fold.runs.values():
-        entry = releases.setdefault(
-            run.release,
-            {"runs": 0, "accepted": 0, "classes": {}, "why": Counter(), "executions": Counter(), "rejected": Counter()},
-        )
-        entry["runs"] += 1
-        entry["accepted"] += run.accepted
-        for (request_class, outcome), number in run.outcomes.items():
-            counts = entry["classes"].setdefault(request_class, dict.fromkeys(Outcome, 0))
-            counts[outcome] += number
-        entry["why"].update({why: n for why, n in run.why.items() if why})
-        entry["executions"].update({state: n for state, n in run.executions.items() if n})
-        for (_request_class, reason), number in run.rejected.items():
-            entry["rejected"][reason] += number
-    waiting = [account for account in fold.open_ids() if account.outcome is None]
-    oldest = min((account.at for account in waiting), default=None)
-    return {
-        "releases": [{"release": release, **entry} for release, entry in releases.items()],
-        "open_now": len(waiting),
-        "oldest_open_s": None if oldest is None else round((now - datetime.fromisoformat(oldest)).total_seconds(), 3),
-        "unsettled_executions": sum(1 for account in fold.open_ids() if account.outcome is not None),
-        "missing": {
-            "unreadable_lines": fold.unreadable,
-            "missing_segments": fold.missing_segments,
-            "lines_not_written": sum(run.lost for run in fold.runs.values()),
-        },
-    }
 
 
 def render_summary(answer: dict[str, Any]) -> str:

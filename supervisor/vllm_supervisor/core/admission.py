@@ -25,6 +25,7 @@ CODES: dict[ClosedReason, str] = {
     ClosedReason.PARKED: "engine_parked",
     ClosedReason.RESTARTING: "engine_restarting",
     ClosedReason.STARTING: "engine_starting",
+    ClosedReason.LEDGER: "ledger_unavailable",
     ClosedReason.MEMORY: "memory_pressure",
     ClosedReason.ASLEEP: "engine_asleep",
     ClosedReason.PAUSED: "engine_paused",
@@ -45,8 +46,9 @@ class Rejection:
     message: str
 
 
-def _cannot_cut(_cut: Cut) -> None:
+def _cannot_cut(_cut: Cut) -> bool:
     """Stand in until the exchange has registered how it can be ended."""
+    return False
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +64,7 @@ class OpenRequest:
     first_byte_at: float | None = None  # first byte of the engine's answer
     last_byte_at: float | None = None
     engine_id: str | None = None  # the X-Request-Id the engine was given
-    cut: Callable[[Cut], None] = field(default=_cannot_cut, repr=False)
+    cut: Callable[[Cut], bool] = field(default=_cannot_cut, repr=False)  # says whether that is what ended it
 
 
 @dataclass(slots=True)
@@ -182,12 +184,11 @@ class Gate:
         """When the oldest request in flight was admitted (monotonic seconds), or None."""
         return min((request.admitted_at for request in self.open.values()), default=None)
 
-    def cut_all(self, cut: Cut) -> int:
-        """End every exchange in flight with an explicit error; return how many there were."""
-        requests = [*self.open.values(), *self.passing.values()]
-        for request in requests:
+    def cut_all(self, cut: Cut) -> list[OpenRequest]:
+        """End every exchange in flight with an explicit error; return the admitted requests that this has ended."""
+        for request in list(self.passing.values()):
             request.cut(cut)
-        return len(requests)
+        return [request for request in list(self.open.values()) if request.cut(cut)]
 
 
 DEFAULT_SENTENCES: dict[ClosedReason, str] = {
@@ -197,6 +198,7 @@ DEFAULT_SENTENCES: dict[ClosedReason, str] = {
     ClosedReason.PARKED: "the engine is parked after failing to run; an operator is needed",
     ClosedReason.RESTARTING: "the engine is being restarted",
     ClosedReason.STARTING: "the engine is still starting",
+    ClosedReason.LEDGER: "the ledger cannot be written, and ledger.required is set",
     ClosedReason.MEMORY: "the machine is low on memory; new work is refused for the moment",
     ClosedReason.ASLEEP: "the engine is asleep",
     ClosedReason.PAUSED: "the engine is paused",

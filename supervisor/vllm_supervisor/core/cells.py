@@ -15,6 +15,8 @@ for _nodes, _fact in (
     (tuple(node for node in Node if node is not Node.STARTING), facts.LoadProgressed),
     (tuple(node for node in Node if node is not Node.STARTING), facts.BecameReady),
     (tuple(node for node in Node if node not in (Node.EMPTYING, Node.CUTTING)), facts.Drained),
+    # Two requests to stop may come before the front door is open.
+    ((Node.GONE,), facts.Began),
     # What the drain wants of an engine that is already on its way out.
     ((Node.SWEEPING, Node.EXAMINING, Node.KILLING, Node.GONE), facts.EngineStopOrdered),
     (

@@ -30,7 +30,8 @@ def spawned(state: State, fact: facts.Spawned, _moment: Moment, _policy: Policy)
 @on(Node.STARTING, Node.TERMINATING, Node.KILLING, fact=facts.SpawnFailed, to=(Node.SWEEPING,))
 def spawn_failed(state: State, fact: facts.SpawnFailed, moment: Moment, _policy: Policy) -> Step:
     """A command that cannot be started is an end like any other, without a status."""
-    return replace(state, node=Node.SWEEPING, ending=lost(state, moment, None, problem=fact.sentence)), [
+    ending = lost(state, moment, None, problem=fact.sentence, may_pass=fact.may_pass)
+    return replace(state, node=Node.SWEEPING, ending=ending), [
         orders.ClearTimer(Timer.START),
         orders.ClearTimer(Timer.GRACE),
         orders.Sweep(),

@@ -11,11 +11,14 @@ from vllm_supervisor.core.words import ClosedReason, Cut
 
 
 def wait_for_cut(state: State, kill_at: float, moment: Moment, policy: Policy) -> Step:
-    """Let cut exchanges end before TERM: an engine with an open connection may never exit (vLLM 0.32)."""
+    """Let cut exchanges end before TERM: an engine with an open connection may never exit (vLLM 0.32).
+
+    And let it confirm that it has stopped their work: after TERM it may have no time to.
+    """
     return replace(state, node=Node.CUTTING, kill_at=kill_at), [
         orders.ClearTimer(Timer.EMPTY),
         orders.SetTimer(Timer.CUT, min(moment.now + policy.cut_grace, kill_at)),
-        orders.WatchDrain(),
+        orders.WatchCut(),
     ]
 
 
@@ -163,7 +166,7 @@ def restart_now(state: State, fact: facts.RestartRequested, moment: Moment, poli
 @on(Node.PARKED, Node.UNKILLABLE, fact=facts.RestartRequested, to=(Node.SWEEPING,))
 def restart_parked(state: State, fact: facts.RestartRequested, _moment: Moment, _policy: Policy) -> Step:
     """A person has mended something: begin with a clean tally, and prove again that nothing is left."""
-    state = replace(state, node=Node.SWEEPING, tally=restart.pardoned(state.tally), ending=None)
+    state = replace(state, node=Node.SWEEPING, tally=restart.pardoned(state.tally))
     return state, [
         asked_restart(fact),
         orders.ClearTimer(Timer.BACKOFF),
@@ -173,9 +176,14 @@ def restart_parked(state: State, fact: facts.RestartRequested, _moment: Moment, 
 
 
 @on(
-    Node.BOOTING, Node.SWEEPING, Node.GATING, Node.LOSING, Node.EXAMINING, Node.EMPTYING, Node.CUTTING, Node.TERMINATING, Node.KILLING, Node.GONE,
-    fact=facts.RestartRequested,
-)  # fmt: skip
+    Node.SWEEPING, Node.GATING, Node.LOSING, Node.EXAMINING, Node.TERMINATING, Node.KILLING, fact=facts.RestartRequested
+)
+def restart_instead(state: State, fact: facts.RestartRequested, _moment: Moment, _policy: Policy) -> Step:
+    """An engine is going anyway; after it the next one starts with fresh budgets, as a person's order gives them."""
+    return replace(state, tally=restart.pardoned(state.tally)), [asked_restart(fact)]
+
+
+@on(Node.BOOTING, Node.EMPTYING, Node.CUTTING, Node.GONE, fact=facts.RestartRequested)
 def restart_anyway(state: State, fact: facts.RestartRequested, _moment: Moment, _policy: Policy) -> Step:
     """One is under way, or we are leaving: there is never a second at a time."""
     return state, [asked_restart(fact)]

@@ -179,10 +179,11 @@ class DrainState:
     drain_since: float | None = None  # a drain without a stop is in force since then
     drain_is_hook: bool = False
     stop_at: float = 0.0
+    withdrawn_at: float | None = None  # requests are refused since then: by the drain in force, else by the stop
     entered: dict[Stage, float] = field(default_factory=dict)
     budget: Budget = NO_PLAN
     late_requests: int = 0
-    last_late_s: float | None = None  # the last refused request came so long after the stop began
+    last_late_s: float | None = None  # the last refused request came so long after the withdrawal
 
     @property
     def phase(self) -> Phase:
@@ -211,11 +212,15 @@ def _drain_asked(state: DrainState, now: float, *, hook: bool) -> Step:
         return state, []
     if state.drain_since is not None and not (hook and not state.drain_is_hook):
         return state, []
-    return replace(state, drain_since=now, drain_is_hook=hook), [CloseAdmission(stopping=False)]
+    withdrawn_at = now if state.withdrawn_at is None else state.withdrawn_at
+    state = replace(state, drain_since=now, drain_is_hook=hook, withdrawn_at=withdrawn_at)
+    return state, [CloseAdmission(stopping=False)]
 
 
 def _resume(state: DrainState, _now: float, _limits: Limits) -> Step:
-    return replace(state, drain_since=None, drain_is_hook=False), [OpenAdmission()]
+    """Open again; what came late belongs to the withdrawal that is over."""
+    state = replace(state, drain_since=None, drain_is_hook=False, withdrawn_at=None, late_requests=0, last_late_s=None)
+    return state, [OpenAdmission()]
 
 
 def _enter(state: DrainState, stage: Stage, now: float, deadline: float | None) -> Step:
@@ -229,7 +234,8 @@ def _stop(state: DrainState, now: float, limits: Limits) -> Step:
     """Begin: refusal first, then the plan, with what a hook has used already taken off."""
     hook = now - state.drain_since if state.drain_is_hook and state.drain_since is not None else 0.0
     budget = plan(limits, hook)
-    state = replace(state, stops=1, stop_at=now, budget=budget)
+    withdrawn_at = now if state.withdrawn_at is None else state.withdrawn_at
+    state = replace(state, stops=1, stop_at=now, budget=budget, withdrawn_at=withdrawn_at)
     state, orders = _enter(state, Stage.PROPAGATING, now, now + budget.propagation)
     orders = [CloseAdmission(stopping=True), *orders]
     if budget.propagation > 0:
@@ -284,7 +290,9 @@ def _end(state: DrainState, now: float, _limits: Limits) -> Step:
 
 def _late(state: DrainState, now: float, _limits: Limits) -> Step:
     """Measure how long routes still send: what people set drain.propagation from."""
-    return replace(state, late_requests=state.late_requests + 1, last_late_s=now - state.stop_at), []
+    if state.withdrawn_at is None:
+        return state, []  # refused for another reason
+    return replace(state, late_requests=state.late_requests + 1, last_late_s=now - state.withdrawn_at), []
 
 
 def _count(state: DrainState, _now: float, _limits: Limits) -> Step:
@@ -295,7 +303,7 @@ TABLE: dict[tuple[Stage, type], Cell] = {
     (Stage.OPEN, StopAsked): _stop,
     (Stage.OPEN, ResumeAsked): _resume,
     (Stage.OPEN, Emptied): _stay,
-    (Stage.OPEN, LateRequest): _stay,  # refused for another reason than a stop
+    (Stage.OPEN, LateRequest): _late,  # during a drain without a stop
     (Stage.OPEN, DeadlinePassed): _stay,
     (Stage.OPEN, EngineGone): _stay,  # a restart
     (Stage.PROPAGATING, StopAsked): _hurry,
@@ -331,14 +339,3 @@ TABLE: dict[tuple[Stage, type], Cell] = {
     (Stage.ENDED, EngineGone): _stay,
     (Stage.ENDED, Written): _stay,
 }
-
-
-def sentence(state: DrainState, now: float, *, in_flight: int, oldest_s: float | None) -> str:
-    """Say how the drain goes, for people: "draining: 3 in flight, oldest 41 s, 22 s left"."""
-    parts = [f"{in_flight} in flight"]
-    if in_flight and oldest_s is not None:
-        parts.append(f"oldest {oldest_s:.0f} s")
-    if state.deadline is not None:
-        parts.append(f"{max(0.0, state.deadline - now):.0f} s left")
-    head = state.phase.value.replace("_", " ") if state.stage is not Stage.STOPPING else "stopping the engine"
-    return f"{head}: {', '.join(parts)}"

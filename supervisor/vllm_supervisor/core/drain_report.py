@@ -1,4 +1,4 @@
-"""The drain report: what `drain.json` says after each stop, and the one line the log gets.
+"""What a drain says of itself: how it goes, what `drain.json` says after a stop, and the one line the log gets.
 
 Rules:
 * Both registers stand side by side; no number here is a sum over both.
@@ -23,7 +23,10 @@ OPERATOR = "the operator: a process of the engine could not be removed"
 
 @dataclass(frozen=True, slots=True)
 class CutRequest:
-    """A request the drain has ended: its class, and its age in seconds when it was cut."""
+    """A request whose work the end of the drain has cut: its class, and its age in seconds then.
+
+    One that was answered and ran on (`background: true`) counts as well.
+    """
 
     id: str
     request_class: str
@@ -100,6 +103,21 @@ def line(report: Mapping[str, Any]) -> str:
     missing = "; evidence is MISSING" if report["evidence_missing"] else ""
     unsettled = f"; {left} not settled" if left else ""
     return f"requests: {text}; executions: {states or 'none'}; {verdict}{missing}{unsettled}"
+
+
+def progress(state: DrainState, now: float, *, in_flight: int, oldest_s: float | None, background: int = 0) -> str:
+    """Say how the drain goes, for people: "draining: 3 in flight, oldest 41 s, 22 s left"."""
+    parts = [f"{in_flight} in flight"]
+    if in_flight and oldest_s is not None:
+        parts.append(f"oldest {oldest_s:.0f} s")
+    if background:
+        parts.append(f"{background} answered and still running")
+    if state.deadline is not None:
+        parts.append(f"{max(0.0, state.deadline - now):.0f} s left")
+    head = "stopping the engine" if state.stage is Stage.STOPPING else state.phase.value.replace("_", " ")
+    if state.stage is Stage.OPEN:
+        head = "draining"
+    return f"{head}: {', '.join(parts)}"
 
 
 def _rounded(seconds: float | None) -> float | None:

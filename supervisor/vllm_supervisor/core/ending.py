@@ -18,6 +18,7 @@ class Ending(Enum):
     BODY_TOO_SLOW = auto()
     DEADLINE = auto()  # the caller's own time limit
     DRAIN_DEADLINE = auto()
+    LEDGER = auto()  # its acceptance could not be written, and ledger.required is set
     STOPPED = auto()  # the front door itself was taken down with the exchange open
 
 
@@ -58,6 +59,13 @@ MEANINGS: dict[Ending, Meaning] = {
         EndedBy.SUPERVISOR,
         503,
         "the server stops and this request did not end in time",
+    ),
+    Ending.LEDGER: Meaning(
+        Outcome.FAILED,
+        "ledger_unavailable",
+        EndedBy.SUPERVISOR,
+        503,
+        "the ledger cannot be written, and ledger.required is set",
     ),
     Ending.STOPPED: Meaning(Outcome.CANCELLED, "stopped", EndedBy.SUPERVISOR),
 }

@@ -3,7 +3,7 @@
 Rules:
 * An end we asked for (stop, commanded restart) is clean whatever the number.
 * An end we forced because the engine was lost (its core died, it hung, its load stood still) is a failure with our own
-  words for it, whatever the number of our KILL was.
+  words for it, whatever the number of our KILL was; what the engine itself had printed as the reason stands behind them.
 * An engine the memory guard killed ran out of memory, whatever its last words were.
 * The budget counts failures only; which kind is decided here and nowhere else.
 """
@@ -19,7 +19,8 @@ from vllm_supervisor.core.signatures import Cause, Repeat, StartPhase
 
 REQUESTED = (Why.STOP, Why.COMMANDED)
 LESS_MEMORY = "lower --gpu-memory-utilization or --max-model-len, or set --kv-cache-memory-bytes"
-FAILING = "failing"  # the one restart cause that neither an exit nor a budget names
+# Ends whose cause is what we saw, not how the process then ended.
+SEEN = (Why.HANG, Why.FAILING, Why.START_TIMEOUT)
 
 
 def read(ending: Ending, evidence: ExitEvidence) -> ExitReading:
@@ -33,12 +34,15 @@ def read(ending: Ending, evidence: ExitEvidence) -> ExitReading:
     reading = interpret(ending.raw, asked, phase, evidence)
     if ending.why in REQUESTED or ending.why is Why.NONE:
         return reading
-    reading = replace(reading, sentence=ending.why_sentence, meaning=ending.why_sentence, clean=False)
-    if ending.why is not Why.MEMORY:
-        return reading
-    return replace(
-        reading, cause=Cause.OUT_OF_MEMORY, repeat=Repeat.SPECIAL, mend=LESS_MEMORY, signature=None, retries=None
-    )
+    if ending.why is Why.MEMORY:
+        return replace(
+            reading, cause=Cause.OUT_OF_MEMORY, repeat=Repeat.SPECIAL, sentence=ending.why_sentence,
+            meaning=ending.why_sentence, mend=LESS_MEMORY, signature=None, retries=None,
+        )  # fmt: skip
+    told = f"{ending.why_sentence}: {reading.root}" if reading.root else ending.why_sentence
+    # Without a better cause the number shows only our own KILL.
+    cause = Cause.PART_DIED if reading.cause is Cause.KILLED and ending.why not in SEEN else reading.cause
+    return replace(reading, cause=cause, sentence=told, meaning=told)
 
 
 def _not_spawned(ending: Ending) -> ExitReading:
@@ -46,9 +50,10 @@ def _not_spawned(ending: Ending) -> ExitReading:
         cause, clean, sentence = Cause.REQUESTED, True, "the engine was ended by us"
     else:
         cause, clean, sentence = Cause.NOT_EXECUTABLE, False, ending.spawn_problem
+    repeat, retries = (Repeat.TRANSIENT, None) if ending.spawn_may_pass else (Repeat.DETERMINISTIC, 0)
     return ExitReading(
-        cause, clean=clean, repeat=Repeat.DETERMINISTIC, sentence=sentence, meaning=sentence, mend="", signature=None,
-        retries=0, fingerprint="not spawned",
+        cause, clean=clean, repeat=repeat, sentence=sentence, meaning=sentence, mend="", signature=None,
+        retries=retries, fingerprint=sentence,
     )  # fmt: skip
 
 
@@ -85,22 +90,22 @@ def judge(
         (
             ("incarnation", state.incarnation),
             ("raw", ending.raw),
-            ("cause", reading.cause.value),
+            ("cause", ending.why.value if ending.why in SEEN else reading.cause.value),
             ("root", reading.signature.id if reading.signature else None),
             ("requests_lost", swept.requests_lost),
         ),
         level="info" if reading.clean else "error",
     )
     if isinstance(decision, Restart) and not state.leaving:
-        state = _count(state, ended, ending.why, swept.requests_lost, moment)
+        state = _count(state, ended, ending, swept.requests_lost)
     return state, decision, [said]
 
 
-def _count(state: State, ended: Ended, ended_why: Why, lost: int, moment: Moment) -> State:
-    cause = FAILING if ended_why is Why.FAILING else restart.restart_cause(ended)
+def _count(state: State, ended: Ended, ending: Ending, lost: int) -> State:
+    cause = restart.FAILING if ending.why is Why.FAILING else restart.restart_cause(ended)
     sentence = ended.why or ended.reading.sentence
     return replace(
         state,
         restarts={**state.restarts, cause: state.restarts.get(cause, 0) + 1},
-        last_restart=LastRestart(cause, sentence, moment.now, lost),
+        last_restart=LastRestart(cause, sentence, ending.at, lost),
     )

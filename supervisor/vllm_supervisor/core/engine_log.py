@@ -52,6 +52,10 @@ _WRAPPER = re.compile(
 )
 
 
+# What vLLM prints when its engine is dead and nothing will ever be answered again (vllm/v1/engine/exceptions.py).
+_DEAD = re.compile(r"EngineDeadError\b|EngineCore encountered a fatal error")
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One line without its prefixes: `source` such as "EngineCore pid=68" or "", `level` or "", and the `text`."""
@@ -109,6 +113,14 @@ class ErrorBlock:
 
     def _append(self, text: str) -> None:
         (self.head if len(self.head) < _HEAD else self.end).append(text)
+
+
+def says_dead(raw: str) -> bool:
+    """Say whether an engine calls itself dead in this line: as an error or an exception, never in what it quotes."""
+    if not _DEAD.search(raw):
+        return False
+    line = strip(raw)
+    return line.level in _ERRORS or (not line.level and bool(_EXCEPTION.match(line.text)))
 
 
 def is_wrapper(text: str) -> bool:

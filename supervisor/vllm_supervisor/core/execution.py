@@ -72,6 +72,7 @@ class Change:
 class _Entry:
     id: str
     inc: int
+    began: float = 0.0  # when it was admitted
     key: str | None = None
     state: ExecutionState | None = None
     evidence: Evidence = Evidence.NONE
@@ -98,11 +99,20 @@ class ExecutionRegister:
     @property
     def background(self) -> int:
         """How many answered requests still run in the engine (`background: true`); a drain waits for them."""
-        return sum(
-            1
+        return len(self.in_background())
+
+    def in_background(self) -> list[tuple[str, float]]:
+        """List those requests, oldest end first: id, and when it was admitted (monotonic seconds)."""
+        return [
+            (name, entry.began)
             for name in self._ended
             if (entry := self._entries[name]).state is ExecutionState.RUNNING and entry.evidence is Evidence.ANSWER
-        )
+        ]
+
+    @property
+    def following(self) -> int:
+        """How many ended exchanges are followed, because their execution is not final."""
+        return len(self._ended)
 
     def state(self, request_id: str) -> ExecutionState | None:
         """Say what is known of a request that is not settled; None also for one that is."""
@@ -119,9 +129,9 @@ class ExecutionRegister:
 
     # -- the request's own life --------------------------------------------------------------------------------
 
-    def begin(self, request_id: str, inc: int) -> None:
-        """Take up a request that was accepted during incarnation `inc`."""
-        self._entries[request_id] = _Entry(request_id, inc)
+    def begin(self, request_id: str, inc: int, began: float = 0.0) -> None:
+        """Take up a request that was accepted during incarnation `inc` and admitted at `began` (monotonic seconds)."""
+        self._entries[request_id] = _Entry(request_id, inc, began)
 
     def sent(self, request_id: str, key: str, inc: int) -> list[Change]:
         """Say which id the engine was given (or has told, for `/v1/responses`) and which incarnation got it."""

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from vllm_supervisor.core.engine_log import is_wrapper
 from vllm_supervisor.core.signal_names import LAST_SIGNAL, signal_name
 from vllm_supervisor.core.signatures import Cause, Repeat, Signature, StartPhase, match
 
@@ -58,7 +59,7 @@ class ExitReading:
     """What an end means. `sentence` tells the whole, `meaning` only the reason, `mend` what a person can do.
 
     `retries`: how many more starts it is worth; None: the general budgets say. `fingerprint` is equal for two ends that
-    look alike (no numbers, no addresses in it).
+    look alike (no numbers, no addresses in it). `root` is what the engine or the kernel told of the reason, "" if nothing.
     """
 
     cause: Cause
@@ -70,6 +71,7 @@ class ExitReading:
     signature: Signature | None
     retries: int | None
     fingerprint: str
+    root: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,7 @@ def interpret(raw: int, asked: Asked, phase: StartPhase, evidence: ExitEvidence)
         signature=signature,
         retries=retries,
         fingerprint=_fingerprint(raw, signature, evidence),
+        root=_root(row, phase, signature, evidence),
     )
 
 
@@ -220,6 +223,16 @@ def _meaning(row: _Row, phase: StartPhase, signature: Signature | None, evidence
         return first + signature.tell(evidence.kernel_log if signature.kernel else evidence.first_error)
     quoted = _quote(evidence.first_error, phase)
     return f"{first}{row.meaning} (first error: {quoted})" if quoted else first + row.meaning
+
+
+def _root(row: _Row, phase: StartPhase, signature: Signature | None, evidence: ExitEvidence) -> str:
+    """Return what names the reason itself; a part that died, and what only says so, is none."""
+    if row in (_OOM, _SHM):
+        return row.meaning
+    if signature and not signature.general:
+        return signature.tell(evidence.kernel_log if signature.kernel else evidence.first_error)
+    quoted = _quote(evidence.first_error, phase)
+    return "" if is_wrapper(quoted) else quoted
 
 
 def _quote(block: str, phase: StartPhase) -> str:

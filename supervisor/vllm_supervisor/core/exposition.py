@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from vllm_supervisor.core.admission import CODES, SATURATED
 from vllm_supervisor.core.health_metrics import Metric
+from vllm_supervisor.core.ledger import LedgerHealth
 from vllm_supervisor.core.restart import RESTART_CAUSES
 from vllm_supervisor.core.words import EngineState, ExecutionState, Outcome, Phase, Verdict
 
@@ -50,6 +51,7 @@ class Snapshot:
     budget_max: int
     uptime_s: float
     incarnation: int
+    ledger: LedgerHealth
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,9 @@ FAMILIES: tuple[Family, ...] = (
            _counts("reason", REJECTION_REASONS, lambda s: s.rejections)),
     Family("executions", "gauge", "The engine's work for admitted requests, by what is known of it; never add it to the requests.",
            lambda s: [({"state": state}, s.executions.get(state, 0)) for state in ExecutionState]),
+    Family("ledger_failed", "gauge", "1 while the ledger cannot be written.", _one(lambda s: s.ledger.failed)),
+    Family("ledger_missing_total", "counter", "Evidence missing from the ledger, in lines: not written, written after the request went on, not safe from power loss.",
+           lambda s: [({"kind": "lost"}, s.ledger.lost), ({"kind": "late"}, s.ledger.late), ({"kind": "at_risk"}, s.ledger.at_risk)]),
     Family("restarts_total", "counter", "Restarts of the engine, by cause.", _counts("cause", RESTART_CAUSES, lambda s: s.restarts)),
     Family("restart_budget_used", "gauge", "Crashes that burden the restart budget.", _one(lambda s: s.budget_used)),
     Family("restart_budget_max", "gauge", "Crashes the restart budget allows.", _one(lambda s: s.budget_max)),

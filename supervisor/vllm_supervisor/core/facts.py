@@ -58,9 +58,13 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed:
-    """The engine's command could not be started at all; `sentence` says why and what to do."""
+    """The engine's command could not be started at all; `sentence` says why and what to do.
+
+    `may_pass`: for want of something that may be there in a moment (memory, descriptors, room), not for what it is.
+    """
 
     sentence: str
+    may_pass: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +185,7 @@ class EngineKillOrdered:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Nothing is in flight at the front door any more."""
+    """What was watched for holds: nothing is in flight and runs on, or what was cut has ended and is accounted for."""
 
 
 @dataclass(frozen=True, slots=True)

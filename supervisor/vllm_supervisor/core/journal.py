@@ -30,8 +30,11 @@ class Journal(Protocol):
     def accepted_now(self, request: OpenRequest) -> bool:
         """Write the acceptance if that takes no waiting; False: nothing was done, so await `accepted`."""
 
-    async def accepted(self, request: OpenRequest) -> None:
-        """Write the acceptance; returns once write(2) has, so no byte may go to the engine before."""
+    async def accepted(self, request: OpenRequest) -> bool:
+        """Write the acceptance; returns once write(2) has, so no byte may go to the engine before.
+
+        False: it could not be written, and the request must not go on without it.
+        """
 
     def outcome(self, outcome: RequestOutcome) -> None:
         """Write the one outcome of a request."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from json.encoder import encode_basestring_ascii as quote
-from typing import Any
+from typing import Any, Literal
 
 from vllm_supervisor.core.journal import RequestOutcome
 from vllm_supervisor.core.words import Evidence, ExecutionState, RequestClass
@@ -166,6 +166,19 @@ def mend(size: int, rest: bytes) -> Mend:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerPolicy:
+    """How the ledger is kept, in seconds and bytes.
+
+    `sync`: when lines are forced to the disk: before an acceptance counts, every `interval_s`, or when the kernel likes.
+    """
+
+    sync: Literal["always", "interval", "off"] = "interval"
+    interval_s: float = 0.2
+    max_bytes: int = 2 * 1024 * 1024 * 1024
+    keep_s: float = 30 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerHealth:
     """How the writing goes. `failed` is the state of the moment; `missing` says that evidence is gone for good."""
 
@@ -182,4 +195,19 @@ class LedgerHealth:
     @property
     def missing(self) -> bool:
         """Whether evidence is missing, which shows in our exit status."""
-        return bool(self.lost or self.late or self.at_risk)
+        return self.missing_n > 0
+
+    @property
+    def missing_n(self) -> int:
+        """How many lines are missing, in whichever way."""
+        return self.lost + self.late + self.at_risk
+
+
+def missing_words(health: LedgerHealth) -> str:
+    """Say what is missing, or "" for nothing."""
+    parts = {
+        "lines not written": health.lost,
+        "requests that went on before their line was written": health.late,
+        "lines that may not survive power loss": health.at_risk,
+    }
+    return ", ".join(f"{n} {words}" for words, n in parts.items() if n)

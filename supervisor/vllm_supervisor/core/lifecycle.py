@@ -105,11 +105,12 @@ class Ending:
     kill_sent: bool
     why_sentence: str = ""
     spawn_problem: str = ""
+    spawn_may_pass: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LastRestart:
-    """The newest restart, for status and events. Times in monotonic seconds."""
+    """The newest restart, for status and events. `at` is when the old engine ended, in monotonic seconds."""
 
     cause: str
     sentence: str

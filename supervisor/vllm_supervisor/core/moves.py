@@ -67,7 +67,7 @@ def kill(state: State, moment: Moment, policy: Policy) -> Step:
     ]
 
 
-def lost(state: State, moment: Moment, raw: int | None, *, problem: str = "") -> Ending:
+def lost(state: State, moment: Moment, raw: int | None, *, problem: str = "", may_pass: bool = False) -> Ending:
     """Put together what is known of the incarnation that has just ended."""
     return Ending(
         raw=raw,
@@ -78,6 +78,7 @@ def lost(state: State, moment: Moment, raw: int | None, *, problem: str = "") ->
         kill_sent=state.kill_sent,
         why_sentence=state.why_sentence,
         spawn_problem=problem,
+        spawn_may_pass=may_pass,
     )
 
 

@@ -70,7 +70,12 @@ class CutInFlight:
 
 @dataclass(frozen=True, slots=True)
 class WatchDrain:
-    """Answer with `Drained` as soon as nothing is in flight (at once, if nothing is)."""
+    """Answer with `Drained` as soon as nothing is in flight and no answered request runs on (at once, if that is so)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchCut:
+    """Answer with `Drained` as soon as the cut exchanges have ended and the engine has said all it can say of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,7 @@ Order = (
     | OpenGate
     | CutInFlight
     | WatchDrain
+    | WatchCut
     | SetTimer
     | ClearTimer
     | Record

@@ -102,8 +102,9 @@ class GiveUp:
     status: int
 
 
-# The fixed set of `restart_cause`.
-RESTART_CAUSES: tuple[str, ...] = (*EndKind, *(cause for cause in Cause if cause is not Cause.REQUESTED))
+FAILING = "failing"  # an engine we ended because it answered nothing but errors: neither an exit nor a budget names it
+# The fixed set of what a restart is counted under: `FAILING`, or what `restart_cause` gives.
+RESTART_CAUSES: tuple[str, ...] = (*EndKind, FAILING, *(cause for cause in Cause if cause is not Cause.REQUESTED))
 
 
 def restart_cause(ended: Ended) -> str:

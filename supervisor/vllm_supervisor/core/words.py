@@ -36,6 +36,7 @@ class ClosedReason(StrEnum):
     RESTARTING = "restarting"
     STARTING = "starting"
     DRAIN_REQUESTED = "drain_requested"
+    LEDGER = "ledger"  # only with ledger.required
     MEMORY = "memory"
     ASLEEP = "asleep"
     PAUSED = "paused"

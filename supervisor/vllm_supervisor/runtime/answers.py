@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 
 from vllm_supervisor.adapters import clock
-from vllm_supervisor.core import drain, timeouts
+from vllm_supervisor.core import drain_report, timeouts
 from vllm_supervisor.core.admission import Gate, Rejection
 from vllm_supervisor.core.lifecycle import Node, State, engine_state
 from vllm_supervisor.core.retry_after import retry_after
@@ -25,14 +25,19 @@ class Answers:
         gate: Gate,
         watch: Watch,
         current: Callable[[], Incarnation | None],
+        background: Callable[[], int],
         limits: Limits,
         waits_for: Callable[[], str | None],
     ) -> None:
-        """`limits` are those of a stop; `waits_for` says what a start waits for, if it does."""
+        """`background` counts the answered requests that run on in the engine; `limits` are those of a stop.
+
+        `waits_for` says what a start waits for, if it does.
+        """
         self._state = state
         self._gate = gate
         self._watch = watch
         self._current = current
+        self._background = background
         self._limits = limits
         self._waits_for = waits_for
 
@@ -60,15 +65,8 @@ class Answers:
         """One line for `systemctl status`."""
         if state.give_up_status is not None:
             return f"gave up: {state.problem}"
-        oldest = self._gate.oldest()
         if state.leaving:
-            now = clock.monotonic()
-            return drain.sentence(
-                state.drain,
-                now,
-                in_flight=self._gate.in_flight,
-                oldest_s=None if oldest is None else now - oldest,
-            )
+            return self._drain_sentence(state)
         current = self._current()
         if state.node is Node.STARTING and current is not None:
             return current.load.show(clock.monotonic() - current.started_at, None, 120)
@@ -77,6 +75,22 @@ class Answers:
         if state.problem:
             return f"{engine_state(state).value}: {state.problem}"
         return f"{engine_state(state).value}, {self._gate.in_flight} in flight"
+
+    def draining(self) -> str | None:
+        """How a drain stands, for people who watch; None when a drain without a stop waits for nothing."""
+        state = self._state()
+        waits = state.leaving or self._gate.in_flight or self._background()
+        return self._drain_sentence(state) if waits else None
+
+    def _drain_sentence(self, state: State) -> str:
+        now, oldest = clock.monotonic(), self._gate.oldest()
+        return drain_report.progress(
+            state.drain,
+            now,
+            in_flight=self._gate.in_flight,
+            oldest_s=None if oldest is None else now - oldest,
+            background=self._background(),
+        )
 
     def timeouts(self) -> dict[str, object]:
         """The responsibility matrix, of the stop that is under way or of the one that would begin now."""

@@ -38,19 +38,19 @@ from vllm_supervisor.adapters.memory import MemoryReader
 from vllm_supervisor.adapters.output import Output, fill_standard_descriptors
 from vllm_supervisor.adapters.sd_notify import Notifier
 from vllm_supervisor.adapters.signals import Signals
-from vllm_supervisor.adapters.terminal import StatusLine, is_terminal
+from vllm_supervisor.adapters.terminal import StatusLine, controls_us, is_terminal
 from vllm_supervisor.adapters.tls import Certificates
 from vllm_supervisor.core import memory_mode
 from vllm_supervisor.core.address import UnixAddress
 from vllm_supervisor.core.config_sections import Config
-from vllm_supervisor.core.ledger import Clock
+from vllm_supervisor.core.ledger import Clock, LedgerPolicy
 from vllm_supervisor.core.lifecycle import Policy
 from vllm_supervisor.core.memory import GuardPolicy
 from vllm_supervisor.core.plan import Plan
 from vllm_supervisor.core.restart import RestartPolicy
 from vllm_supervisor.core.timeouts import Limits
 from vllm_supervisor.runtime.journal import LedgerJournal, LineFactory, RunIdentity
-from vllm_supervisor.runtime.ledger_writer import LedgerPolicy, LedgerWriter
+from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 from vllm_supervisor.runtime.memory_keeper import MemoryWorld
 from vllm_supervisor.runtime.supervise import LEDGER, Listener, World, supervise
 
@@ -134,7 +134,7 @@ def _world(
         control=control,
         output=streams.out,
         terminal=streams.terminal,
-        on_terminal=streams.on_terminal,
+        hangs_up=controls_us(),
         log=logger,
         writer=writer,
         journal=journal,
@@ -178,7 +178,7 @@ def _ledgers(plan: Plan, run_id: str) -> tuple[LedgerJournal, LedgerWriter]:
         header=lines.header,
         gap=lines.gap,
     )
-    return LedgerJournal(identity, stamps, writer), writer
+    return LedgerJournal(identity, stamps, writer, required=config.required), writer
 
 
 def _memory(plan: Plan) -> MemoryWorld:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import trio
+
 from vllm_supervisor.adapters import clock
 from vllm_supervisor.adapters.run_fate import fate
 from vllm_supervisor.core import drain_report
@@ -13,7 +15,7 @@ from vllm_supervisor.core.drain_report import CutRequest, DrainFacts
 from vllm_supervisor.core.lifecycle import State
 from vllm_supervisor.core.own_status import Ending, OwnStatus, own_status
 from vllm_supervisor.core.signal_names import SIGNALS
-from vllm_supervisor.core.words import Cut, ExecutionState
+from vllm_supervisor.core.words import ExecutionState
 from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 from vllm_supervisor.runtime.recovery import recover_ledger
@@ -48,12 +50,16 @@ class Books:
         self.status = OwnStatus(1)
 
     async def close(self, state: State, cut: Sequence[CutRequest], within_s: float) -> tuple[dict[str, Any], str]:
-        """Write the ledgers' ends and the report; return it and its one line. Sets `status`. Never raises OSError."""
-        holds = await self._journal.end(within_s, clean=state.give_up_status is None)
+        """Write the ledgers' ends and the report; return it and its one line. Sets `status`. Never raises OSError.
+
+        A disk that hangs gets no more than its share of `within_s`; whatever happens, the line and the status are told.
+        """
+        self.status = self._own_status(state, cut=len(cut), missing=True)  # until the opposite is proven
+        holds = await self._journal.end(within_s * 0.5, clean=state.give_up_status is None)
         unsettled = self._journal.unsettled
-        await self._writer.aclose(within_s)
-        missing = not holds or self._journal.health.missing
-        self.status = self._own_status(state, missing=missing)
+        closed = await self._writer.aclose(within_s * 0.2)
+        missing = not (holds and closed) or self._journal.health.missing
+        self.status = self._own_status(state, cut=len(cut), missing=missing)
         requests = self._journal.requests
         facts = DrainFacts(
             run=self._journal.identity.run,
@@ -73,18 +79,19 @@ class Books:
         )
         report = {"at": clock.stamp(), **drain_report.build(state.drain, facts, clock.monotonic())}
         line = drain_report.line(report)
-        try:
-            _write(self._path, report)
-        except OSError as fault:
-            line += f"; {self._path} cannot be written: {fault.strerror}"
+        problem: str | None = "the disk does not answer"
+        with trio.move_on_after(within_s * 0.2):
+            problem = await trio.to_thread.run_sync(_write, self._path, report, abandon_on_cancel=True)
+        if problem:
+            line += f"; {self._path} cannot be written: {problem}"
         return report, line
 
-    def _own_status(self, state: State, *, missing: bool) -> OwnStatus:
+    def _own_status(self, state: State, *, cut: int, missing: bool) -> OwnStatus:
         signum = state.stop_signum
         ending = Ending(
             by_signal=None if signum is None else SIGNALS.get(signum),
             gave_up=state.give_up_status,
-            cut=self._journal.requests.why[Cut.DRAIN_DEADLINE],
+            cut=cut,
             unknown_executions=self._journal.executions[ExecutionState.UNKNOWN],
             unremoved_processes=int(state.unkillable),
             evidence_missing=missing,
@@ -92,10 +99,14 @@ class Books:
         return own_status(ending, reraise=self._reraise, is_pid1=self._is_pid1)
 
 
-def _write(path: Path, report: dict[str, Any]) -> None:
-    """Replace the file at once, so that a reader never sees half of it."""
+def _write(path: Path, report: dict[str, Any]) -> str | None:
+    """Replace the file at once, so that a reader never sees half of it; return what went wrong."""
     new = path.with_suffix(".new")
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-        json.dump(report, file, indent=2)
-        file.write("\n")
-    new.replace(path)
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+            json.dump(report, file, indent=2)
+            file.write("\n")
+        new.replace(path)
+    except OSError as fault:
+        return fault.strerror
+    return None

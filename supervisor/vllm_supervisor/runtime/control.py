@@ -30,17 +30,24 @@ class Control:
         state: Callable[[], State],
         timeouts: Callable[[], Mapping[str, object]],
         gate: Gate,
+        background: Callable[[], int],
+        summary: Callable[[], Mapping[str, Any]],
         events: Events,
         tell: Callable[[Fact], None],
         say: Callable[[str, str], None],
         look_now: Callable[[], None],
         drain_budget: float,
     ) -> None:
-        """`tell` takes facts; `say` notes an event (word, sentence), `look_now` has the engine judged; `drain_budget` in seconds."""
+        """`tell` takes facts; `say` notes an event (word, sentence), `look_now` has the engine judged; `drain_budget` in seconds.
+
+        `background` counts the answered requests that run on in the engine; `summary` is this run's part of the ledgers.
+        """
         self._status = status
         self._state = state
         self._timeouts = timeouts
         self._gate = gate
+        self._background = background
+        self._summary = summary
         self._events = events
         self._tell = tell
         self._say = say
@@ -49,6 +56,7 @@ class Control:
         self._calls: dict[tuple[str, str], Callable[[Call], Awaitable[Answer]]] = {
             ("GET", "/status"): self._get_status,
             ("GET", "/timeouts"): self._get_timeouts,
+            ("GET", "/ledger/summary"): self._get_summary,
             ("GET", "/events"): self._get_events,
             ("POST", "/drain"): self._drain,
             ("POST", "/resume"): self._resume,
@@ -73,6 +81,9 @@ class Control:
 
     async def _get_timeouts(self, _call: Call) -> Answer:
         return Answer(200, self._timeouts())
+
+    async def _get_summary(self, _call: Call) -> Answer:
+        return Answer(200, self._summary())
 
     async def _get_events(self, call: Call) -> Answer:
         text = call.query.get("n", "20")
@@ -105,11 +116,13 @@ class Control:
                 await self._empty()
         else:
             await trio.lowlevel.checkpoint()
-        return Answer(200, {"drained": self._gate.in_flight == 0, "in_flight": self._gate.in_flight})
+        in_flight, background = self._gate.in_flight, self._background()
+        drained = not in_flight and not background
+        return Answer(200, {"drained": drained, "in_flight": in_flight, "background": background})
 
     async def _empty(self) -> None:
         await trio.lowlevel.checkpoint()  # the fact is taken first: admission is closed when we begin to count
-        while self._gate.in_flight:  # noqa: ASYNC110 - an event would leave a listener behind for each call
+        while self._gate.in_flight or self._background():  # noqa: ASYNC110 - an event would leave a listener behind for each call
             await trio.sleep(LOOK_EVERY)
 
     async def _resume(self, call: Call) -> Answer:

@@ -11,12 +11,24 @@ from vllm_supervisor.core.words import EndedBy, Evidence, ExecutionState, Outcom
 class DoorAccount:
     """Stands between front door and ledgers; what it counts begins anew with each incarnation."""
 
-    def __init__(self, journal: Journal, gate: Gate, now: Callable[[], float], late: Callable[[], None]) -> None:
-        """`late` is called for each refusal; it decides what of that came after a stop."""
+    def __init__(
+        self,
+        journal: Journal,
+        gate: Gate,
+        now: Callable[[], float],
+        *,
+        late: Callable[[], None],
+        ledger_failed: Callable[[], None],
+    ) -> None:
+        """`late` is called for each refusal; it decides what of that came after a stop.
+
+        `ledger_failed` is called when an acceptance that must be on record is not.
+        """
         self._journal = journal
         self._gate = gate
         self._now = now
         self._late = late
+        self._ledger_failed = ledger_failed
         self.begin()
 
     def begin(self) -> None:
@@ -32,9 +44,12 @@ class DoorAccount:
         """Pass on."""
         return self._journal.accepted_now(request)
 
-    async def accepted(self, request: OpenRequest) -> None:
-        """Pass on."""
-        await self._journal.accepted(request)
+    async def accepted(self, request: OpenRequest) -> bool:
+        """Pass on, and say at once that the ledger fails."""
+        on_record = await self._journal.accepted(request)
+        if not on_record:
+            self._ledger_failed()
+        return on_record
 
     def outcome(self, outcome: RequestOutcome) -> None:
         """Count successes, and errors of the engine in a row; a client's mistake is neither."""

@@ -5,17 +5,21 @@ Rules:
   been read to the end, what it left is cleared. Only then is `SweepDone` told.
 * Each incarnation gets a socket and a directory of its own: a leftover that still answers on the old path can never be
   taken for the new engine.
+* No fact of an incarnation comes after its `SweepDone`, so none can be taken for one of the next.
 """
 
+import errno
+import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from vllm_supervisor.adapters import beacon, clock
+from vllm_supervisor.adapters import beacon, clock, leftovers
 from vllm_supervisor.adapters import child as children
 from vllm_supervisor.adapters.cgroup import Cgroup, EngineGroup, Unavailable
 from vllm_supervisor.adapters.child import SpawnError
@@ -32,7 +36,10 @@ from vllm_supervisor.runtime.incarnation import Body, Incarnation, Readiness
 from vllm_supervisor.runtime.memory_keeper import MemoryKeeper
 
 KEEP_ALIVE = 75  # seconds the engine keeps an idle connection of ours: longer than our pool does
+LONGEST_HOME = 107 - 37  # bytes: vLLM names its sockets by 36 characters, and a socket's path has 107 bytes (unix(7))
 PROVE_WITHIN = 10.0  # seconds for KILLed processes to go
+# Errors of a spawn that say nothing against the command: what was missing may be there in a moment.
+MAY_PASS = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ETXTBSY, errno.EINTR}
 
 
 class EngineRoom:
@@ -55,7 +62,7 @@ class EngineRoom:
     ) -> None:
         """`instance` and `run` mark the engine's processes; `forward` takes the engine's lines.
 
-        `requests_lost` counts the requests of this run that failed with their engine.
+        `requests_lost` counts the requests of this run that ended because their engine did.
         """
         self._plan = plan
         self._nursery = nursery
@@ -79,7 +86,8 @@ class EngineRoom:
             home = self._home(number)
             address = self._address(number)
         except OSError as fault:
-            self._tell(facts.SpawnFailed(f"{self._plan.run_dir} cannot hold the engine's sockets: {fault.strerror}"))
+            sentence = f"{self._plan.run_dir} cannot hold the engine's sockets: {fault.strerror}"
+            self._tell(facts.SpawnFailed(sentence, may_pass=fault.errno in MAY_PASS))
             return
         marker = Marker(self._instance, self._run, number)
         env = engine_env.build(
@@ -97,7 +105,8 @@ class EngineRoom:
         try:
             child = children.spawn(self._plan.command.argv(address), env | marker.variables())
         except SpawnError as fault:
-            self._tell(facts.SpawnFailed(f"{fault.sentence}; check engine.command"))
+            shutil.rmtree(home, ignore_errors=True)
+            self._tell(facts.SpawnFailed(f"{fault.sentence}; check engine.command", may_pass=fault.errno in MAY_PASS))
             return
         group = self._cgroup.engine(number) if isinstance(self._cgroup, Cgroup) else self._cgroup
         if isinstance(group, EngineGroup):
@@ -133,6 +142,7 @@ class EngineRoom:
         killed: list[Member] = []
         left: list[Member] = []
         if ended is not None:
+            ended.note_segments()
             killed, left = await ended.body.tree.sweep(PROVE_WITHIN)
         if not left:
             left = await self._sweep_earlier()
@@ -145,6 +155,7 @@ class EngineRoom:
             self._tell(facts.SweepFailed(sentence))
             return
         if ended is None:
+            self._clear_earlier()
             self._tell(facts.SweepDone())
             return
         await ended.read_out()
@@ -157,12 +168,23 @@ class EngineRoom:
     async def _sweep_earlier(self) -> list[Member]:
         """End what a run that died left behind; with `engine.sweep` off only look."""
         earlier = Leftovers(self._instance, self._run)
-        if not self._plan.config.engine.sweep:
-            return earlier.look()
+        found = earlier.look()
+        if not found or not self._plan.config.engine.sweep:
+            return found
+        segments = leftovers.Segments()
+        segments.look(member.id.pid for member in found)
         killed, left = await earlier.sweep(PROVE_WITHIN)
-        if killed:
-            self._log.warning("swept_earlier", sentence=f"removed what an earlier run left: {_named(killed)}")
+        self._log.warning(
+            "swept_earlier", sentence=f"an earlier run left: {_left_behind(killed, segments.remove_unused())}"
+        )
         return left
+
+    def _clear_earlier(self) -> None:
+        """Remove the sockets, directories and groups of engines of an earlier run: none of their processes is left."""
+        leftovers.remove_homes(self._plan.run_dir, self._run)
+        if isinstance(self._cgroup, Cgroup):
+            for group in self._cgroup.earlier_engines():
+                group.remove()
 
     def _clear(self, ended: Incarnation, killed: Sequence[Member]) -> None:
         """Remove what only this incarnation can have made, and say what it had left."""
@@ -174,13 +196,15 @@ class EngineRoom:
         if isinstance(body.group, EngineGroup):
             body.group.remove()
         if killed or removed.names or removed.kept:
-            self._log.warning("swept", sentence=_left_behind(killed, removed))
+            self._log.warning("swept", sentence=f"the engine left something behind: {_left_behind(killed, removed)}")
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
     def _home(self, number: int) -> Path:
         """Make the incarnation's private directory: vLLM's inner sockets go there and nobody else's."""
         home = self._plan.run_dir / f"engine-{self._run}-{number}"
+        if len(os.fsencode(home)) > LONGEST_HOME:
+            return Path(tempfile.mkdtemp(prefix="vsup-"))  # 0700 as well
         home.mkdir(mode=0o700)
         return home
 
@@ -216,4 +240,4 @@ def _left_behind(killed: Sequence[Member], removed: Removed) -> str:
     if removed.names:
         parts.append(f"removed {', '.join(removed.names)} ({removed.bytes} bytes)")
     parts += [f"kept {path}: {why}" for path, why in removed.kept]
-    return f"the engine left something behind: {'; '.join(parts)}"
+    return "; ".join(parts)

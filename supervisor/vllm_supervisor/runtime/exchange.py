@@ -107,7 +107,8 @@ class Exchange:
             return
         if not self._told:
             self._told = True
-            await self._desk.journal.accepted(request)
+            if not await self._desk.journal.accepted(request):
+                relay.end(Ending.LEDGER)
             if relay.ending is not None:
                 self._ended()
                 return
@@ -224,9 +225,8 @@ class Exchange:
             if relay.body_untouched:
                 self._client.write(replies.CONTINUE)
 
-    def _cut(self, cut: Cut) -> None:
-        if self._relay is not None:
-            self._relay.end(CUTS[cut])
+    def _cut(self, cut: Cut) -> bool:
+        return self._relay is not None and self._relay.end(CUTS[cut])
 
     # -- the account -------------------------------------------------------------------------------------------
 
@@ -282,5 +282,6 @@ def _execution(relay: Relay, ending: Ending, *, running: bool) -> tuple[Executio
     return ExecutionState.RUNNING, Evidence.CONNECTION_CLOSED
 
 
-def _already_over(_cut: Cut) -> None:
+def _already_over(_cut: Cut) -> bool:
     """Stand in once the exchange has ended."""
+    return False

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from vllm_supervisor.core import facts, orders
-from vllm_supervisor.core.admission import Gate, OpenRequest
+from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.drain_report import CutRequest
 from vllm_supervisor.core.facts import Fact
-from vllm_supervisor.core.words import Cut, Phase
+from vllm_supervisor.core.words import Cut, Phase, RequestClass
 from vllm_supervisor.runtime.engine_room import EngineRoom
 
 
@@ -24,11 +24,15 @@ class Hands:
         enter: Callable[[Phase], None],
         save_evidence: Callable[[str], None],
         await_memory: Callable[[float], None],
+        background: Callable[[], list[tuple[str, float]]],
+        awaited: Callable[[], bool],
+        leaving: Callable[[], bool],
         now: Callable[[], float],
     ) -> None:
         """`record` says an event once; `document` writes down how everything ended and then tells `Documented`.
 
-        `enter` takes the new phase; `save_evidence` writes a bundle and then tells `EvidenceSaved`.
+        `enter` takes the new phase; `save_evidence` writes a bundle and then tells `EvidenceSaved`. `background` lists
+        the answered requests that run on (id, admitted at); `awaited` says whether the engine may still confirm an end.
         `await_memory` waits until the moment it is given at most, and then tells whether there is memory for an engine.
         """
         self._gate = gate
@@ -40,9 +44,12 @@ class Hands:
         self._save_evidence = save_evidence
         self._await_memory = await_memory
         self._now = now
-        self.cut: list[CutRequest] = []  # by the end of a drain, at most what may be in flight at once
-        self._watching = False
-        gate.on_release(self._released)
+        self._background = background
+        self._awaited = awaited
+        self._leaving = leaving
+        self.cut: list[CutRequest] = []  # by the end of our own drain, at most what may be in flight at once
+        self._watched: Callable[[], bool] | None = None
+        gate.on_release(lambda _request: self.look())
 
     def execute(self, order: orders.Order) -> None:
         """Carry out one order."""
@@ -64,8 +71,9 @@ class Hands:
             case orders.CutInFlight(cut=cut):
                 self._cut(cut)
             case orders.WatchDrain():
-                self._watching = True
-                self._released(None)
+                self._watch(self._empty)
+            case orders.WatchCut():
+                self._watch(self._accounted)
             case orders.Record():
                 self._record(order)
             case orders.EnterPhase(phase=phase):
@@ -77,17 +85,28 @@ class Hands:
             case orders.End():
                 pass
 
-    def _cut(self, cut: Cut) -> None:
-        """End what is in flight; what the end of a drain cuts is remembered for its report."""
-        if cut is Cut.DRAIN_DEADLINE:
-            now = self._now()
-            self.cut += [
-                CutRequest(request.id, request.request_class, now - request.admitted_at)
-                for request in self._gate.open.values()
-            ]
-        self._gate.cut_all(cut)
-
-    def _released(self, _request: OpenRequest | None) -> None:
-        if self._watching and self._gate.in_flight == 0:
-            self._watching = False
+    def look(self) -> None:
+        """See whether what is watched for holds by now; called whenever something ended here or in the engine."""
+        if self._watched is not None and self._watched():
+            self._watched = None
             self._tell(facts.Drained())
+
+    def _watch(self, condition: Callable[[], bool]) -> None:
+        self._watched = condition
+        self.look()
+
+    def _empty(self) -> bool:
+        return self._gate.in_flight == 0 and not self._background()
+
+    def _accounted(self) -> bool:
+        return self._gate.in_flight == 0 and not self._awaited()
+
+    def _cut(self, cut: Cut) -> None:
+        """End what is in flight; what the end of our drain cuts is remembered for its report."""
+        now = self._now()
+        running_on = self._background()
+        ended = self._gate.cut_all(cut)
+        if cut is not Cut.DRAIN_DEADLINE or not self._leaving():
+            return
+        self.cut += [CutRequest(request.id, request.request_class, now - request.admitted_at) for request in ended]
+        self.cut += [CutRequest(name, RequestClass.RESPONSES, now - admitted_at) for name, admitted_at in running_on]

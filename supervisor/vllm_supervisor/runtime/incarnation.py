@@ -7,7 +7,6 @@ Rules:
   burns them for ever.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from vllm_supervisor.adapters.processes import Member, Tree
 from vllm_supervisor.adapters.pump import Pump
 from vllm_supervisor.core import facts
 from vllm_supervisor.core.address import Address
-from vllm_supervisor.core.engine_log import EngineLog
+from vllm_supervisor.core.engine_log import EngineLog, says_dead
 from vllm_supervisor.core.exit_status import ExitEvidence
 from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.load_progress import LoadProgress
@@ -39,10 +38,8 @@ ASK_AGAIN = 1.0  # seconds between ready checks that were answered, but not well
 NO_HEALTH_PATH = {404, 405}  # an OpenAI-compatible engine without /health is healthy when it answers at all
 READ_OUT_WITHIN = 1.0  # seconds for the output of an ended engine to be read to its end
 DEAD_FOR = 10.0  # seconds an engine that said it is dead may take to end by itself (vLLM 0.32 needs 4)
+HEALTH_WITHIN = 5.0  # seconds for /health of such an engine, which answers from a flag
 NEAR_THE_END = 60.0  # seconds before the end of a serving engine in which an error may be its reason
-
-# What vLLM prints when its engine is dead and nothing will ever be answered again (vllm/v1/engine/exceptions.py).
-_SAYS_DEAD = re.compile(r"EngineDeadError|EngineCore encountered a fatal error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +89,7 @@ class Incarnation:
         self._watched: set[ProcessId] = set()
         self._segments = leftovers.Segments()
         self._said_dead = trio.Event()
+        self._over = trio.Event()
         self._ended_at: float | None = None
 
     async def run(self, readiness: Readiness) -> None:
@@ -107,6 +105,7 @@ class Incarnation:
             self._ended_at = clock.monotonic()
             self._memory.hear()  # if the guard killed it, that is to be known before the end it made
             self._tell(facts.Exited(raw))
+            self._over.set()
             # What is left of the tree may hold the pipes open: the sweep ends it, and then this ends.
 
     def kill(self) -> None:
@@ -116,8 +115,16 @@ class Incarnation:
         processes.kill(member.id for member in self.body.tree.remaining())
 
     async def read_out(self) -> None:
-        """Wait until the output has been read to its end, within a bound."""
+        """Wait until the end has been told and the output was read to its end, the latter within a bound.
+
+        Call it when the main process is gone. No fact of this life comes after it.
+        """
+        await self._over.wait()
         await self._pump.drain_then_close(READ_OUT_WITHIN)
+
+    def note_segments(self) -> None:
+        """Look at the shared memory in its processes' hands; the last chance is before they are killed."""
+        self._segments.look(member.id.pid for member in self.body.tree.remaining())
 
     def clear(self) -> leftovers.Removed:
         """Remove the shared memory that only this engine used; call it when its processes are gone."""
@@ -148,7 +155,7 @@ class Incarnation:
             self.load.add(line, now)
             if self.load.changed_at != before:
                 self._tell(facts.LoadProgressed())
-        if _SAYS_DEAD.search(line):
+        if says_dead(line):
             self._said_dead.set()
 
     async def _watch_tree(self, nursery: trio.Nursery) -> None:
@@ -171,8 +178,14 @@ class Incarnation:
         self._tell(facts.MemberDied(member.id.pid, member.name))
 
     async def _watch_words(self) -> None:
-        await self._said_dead.wait()
-        await trio.sleep(DEAD_FOR)
+        """An engine that says it is dead is asked once more: words alone, which a client may have chosen, end nothing."""
+        while True:
+            await self._said_dead.wait()
+            await trio.sleep(DEAD_FOR)
+            address = self.body.address
+            if address is None or not (await engine_probe.health(address, timeout=HEALTH_WITHIN)).ok:
+                break
+            self._said_dead = trio.Event()
         self._tell(facts.ReportedDead(f"the engine said that it is dead and did not end within {DEAD_FOR:g} s"))
 
     async def _become_ready(self, readiness: Readiness) -> None:
@@ -202,7 +215,7 @@ class Incarnation:
             self._tell(facts.SpawnFailed("the engine reports no steps, and engine.beacon = require; set it to auto"))
             return
         self.ready = True
-        self._segments.look(member.id.pid for member in self.body.tree.remaining())
+        self.note_segments()
         self._tell(facts.BecameReady(note))
 
 

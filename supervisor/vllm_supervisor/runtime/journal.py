@@ -82,9 +82,10 @@ class LineFactory:
 class LedgerJournal:
     """Implements core.journal.Journal and takes everything else that goes into the ledgers."""
 
-    def __init__(self, identity: RunIdentity, clock: Clock, writer: LedgerWriter) -> None:
-        """`writer` is started and closed by the caller."""
+    def __init__(self, identity: RunIdentity, clock: Clock, writer: LedgerWriter, *, required: bool = False) -> None:
+        """`writer` is started and closed by the caller; `required`: no request goes on without its acceptance."""
         self.identity = identity
+        self._required = required
         self.requests = RequestCounts()
         self.inc = 0
         self._clock = clock
@@ -106,15 +107,15 @@ class LedgerJournal:
         """Never without waiting: lines are written by a thread, because a disk may hang and the loop must not."""
         return False
 
-    async def accepted(self, request: OpenRequest) -> None:
-        """Write the acceptance; returns once it is in the file."""
+    async def accepted(self, request: OpenRequest) -> bool:
+        """Write the acceptance; returns once it is in the file, or False if that failed and the ledger is required."""
         self.requests.accepted += 1
         self._open[request.id] = request
         self._incs[request.id] = self.inc
-        self._register.begin(request.id, self.inc)
-        await self._writer.append_and_wait(
-            self._lines.accepted(self.inc, request.id, request.request_class), request.id
-        )
+        self._register.begin(request.id, self.inc, request.admitted_at)
+        line = self._lines.accepted(self.inc, request.id, request.request_class)
+        written = await self._writer.append_and_wait(line, request.id)
+        return written or not self._required
 
     def outcome(self, outcome: RequestOutcome) -> None:
         """Write the one outcome of a request. Raises KeyError if it has one already or was never accepted."""
@@ -254,6 +255,15 @@ class LedgerJournal:
     def background(self) -> int:
         """How many answered requests still run in the engine; a drain waits for them."""
         return self._register.background
+
+    def in_background(self) -> list[tuple[str, float]]:
+        """List those requests: id, and when each was admitted (monotonic seconds)."""
+        return self._register.in_background()
+
+    @property
+    def following(self) -> int:
+        """How many requests have ended while what became of the engine's work is still to be learned."""
+        return self._register.following
 
     @property
     def unsettled(self) -> list[Change]:

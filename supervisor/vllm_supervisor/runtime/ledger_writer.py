@@ -8,7 +8,8 @@ Rules:
 * Only the writer's thread touches the file. Loop and threads share a queue, bounded in bytes, and a few numbers under
   one lock that is never held during I/O.
 * A failing write is tried again a few times; then its lines are counted as lost, later ones get one try each, and the
-  first that succeeds is preceded by a `gap` line with the count. Failure is a value to read (`health`), never raised.
+  first that succeeds is preceded by a `gap` line with the count; `retry` tries with nothing but that line. Failure is a
+  value to read (`health`), never raised.
 
 The threads are daemons: a disk that hangs in the kernel cannot keep us from ending.
 """
@@ -19,28 +20,17 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal
 
 import trio
 
 from vllm_supervisor.adapters.ledger_file import LedgerFile
 from vllm_supervisor.core.errors import SetupError
-from vllm_supervisor.core.ledger import LedgerHealth
+from vllm_supervisor.core.ledger import LedgerHealth, LedgerPolicy
 
 QUEUE_LIMIT = 16 * 1024 * 1024  # bytes that may wait; more means the disk has been stuck for long
 ACCEPT_LIMIT_S = 5.0  # the longest a request waits for its line while the disk hangs
 RETRIES_S = (0.02, 0.1, 0.3)  # pauses before each further try
 PRUNE_EVERY_S = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerPolicy:
-    """How the ledger is kept: seconds and bytes; `sync` as in the rules above."""
-
-    sync: Literal["always", "interval", "off"] = "interval"
-    interval_s: float = 0.2
-    max_bytes: int = 2 * 1024 * 1024 * 1024
-    keep_s: float = 30 * 86400.0
 
 
 @dataclass(slots=True)
@@ -49,6 +39,7 @@ class _Batch:
     holds: list[tuple[str, bool]] = field(default_factory=list)  # (id, opens it or settles it), in order
     size: int = 0
     written: trio.Event | None = None
+    lost: bool = False
 
 
 class LedgerWriter:
@@ -79,7 +70,7 @@ class LedgerWriter:
         self._pending = _Batch()
         self._busy: _Batch | None = None
         self._busy_since = 0.0
-        self._closing = self._writer_done = False
+        self._closing = self._writer_done = self._retrying = False
         self._homes: dict[str, int] = {}  # unsettled id -> the segment that holds its acceptance
         self._may_prune = False  # only once recovery has said what earlier runs left open
         self._handles: list[int] = []  # descriptors for the syncer; the last one is of the open segment
@@ -117,12 +108,12 @@ class LedgerWriter:
         with self._lock:
             self._enqueue(line, settles, opens=False)
 
-    async def append_and_wait(self, line: bytes, opens: str) -> None:
-        """Hand over the line that opens an account; return once it is in the file or surely not going to be soon."""
+    async def append_and_wait(self, line: bytes, opens: str) -> bool:
+        """Hand over the line that opens an account; return whether it is in the file, once that is known or overdue."""
         with self._lock:
             batch = self._enqueue(line, opens, opens=True)
             if batch is None:
-                return
+                return False
             if batch.written is None:
                 batch.written = trio.Event()
             patience = ACCEPT_LIMIT_S
@@ -134,6 +125,14 @@ class LedgerWriter:
             with self._lock:
                 self._late += 1
                 self._error = self._error or "the disk does not answer"
+            return False
+        return not batch.lost
+
+    def retry(self) -> None:
+        """Try whether the file can be written again, for when nothing else is going to be written."""
+        with self._lock:
+            self._retrying = True
+            self._more.notify()
 
     async def flush(self, limit_s: float) -> bool:
         """Wait until everything handed over so far is written or given up; False if `limit_s` was not enough."""
@@ -204,13 +203,15 @@ class LedgerWriter:
     def _write_forever(self) -> None:
         while True:
             with self._lock:
-                if not self._pending.lines and not self._closing:
+                if not self._pending.lines and not self._closing and not self._retrying:
                     self._more.wait(PRUNE_EVERY_S)
                 batch, self._pending = self._pending, _Batch()
+                failed = self._write_failed is not None or self._sync_failed is not None
+                again, self._retrying = self._retrying and failed, False
                 ends = self._closing and not batch.lines
                 if batch.lines:
                     self._busy, self._busy_since = batch, self._monotonic()
-            if batch.lines:
+            if batch.lines or again:
                 self._write_batch(batch)
             if not ends:
                 self._prune()
@@ -237,6 +238,7 @@ class LedgerWriter:
             except OSError as error:
                 self._note_failure(error)
                 if pause is None:
+                    batch.lost = True
                     with self._lock:
                         self._lost += len(batch.lines)
                     return
@@ -311,7 +313,9 @@ class LedgerWriter:
         """Sync what was written, at most once an interval; the writer goes on meanwhile, on the same file."""
         while True:
             with self._lock:
-                self._dirty.wait_for(lambda: self._unsynced or len(self._handles) > 1 or self._closing)
+                self._dirty.wait_for(
+                    lambda: self._unsynced or len(self._handles) > 1 or self._closing or self._sync_failed is not None
+                )
                 self._dirty.wait_for(lambda: self._closing, self._policy.interval_s)
                 if self._closing:
                     self._dirty.wait_for(lambda: self._writer_done)
@@ -320,7 +324,7 @@ class LedgerWriter:
                 handles = list(self._handles)
                 del self._handles[: len(handles) if last else -1]
             for position, handle in enumerate(handles):
-                if lines:
+                if lines or self._sync_failed is not None:
                     self._sync(handle, lines)
                 if last or position < len(handles) - 1:
                     os.close(handle)

@@ -11,6 +11,7 @@ from vllm_supervisor.core import exposition, memory_view, restart
 from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.exposition import Snapshot
 from vllm_supervisor.core.health_metrics import health_metrics
+from vllm_supervisor.core.ledger_summary import summarize_run
 from vllm_supervisor.core.lifecycle import Node, Policy, State, engine_state
 from vllm_supervisor.core.memory_view import MemoryPicture
 from vllm_supervisor.core.words import EngineState, Outcome, Verdict
@@ -99,10 +100,26 @@ class Picture:
             "restarts": self._restarts(state, now),
             "requests": self._requests(),
             "executions": {state.value: count for state, count in self._journal.executions.items()},
-            "ledger": {"missing": self._journal.health.missing, "error": self._journal.health.error or None},
+            "ledger": self._ledger(),
             "drain": self._drain(state, now),
             "memory": memory_view.status(self._memory(), now),
         }
+
+    def ledger_summary(self) -> dict[str, Any]:
+        """What `GET /ledger/summary` answers: this run, from memory."""
+        journal, requests = self._journal, self._journal.requests
+        return summarize_run(
+            self._identity.release,
+            accepted=requests.accepted,
+            by_class=requests.by_class,
+            why=requests.why,
+            executions=journal.executions,
+            rejected=requests.refused,
+            admitted_at=[request.admitted_at for request in self._gate.open.values()],
+            following=journal.following,
+            lost=journal.health.lost,
+            now=self._now(),
+        )
 
     def exposition(self) -> bytes:
         """What our part of `GET /metrics` is."""
@@ -128,6 +145,7 @@ class Picture:
                 budget_max=self._policy.restart.max,
                 uptime_s=now - identity.began,
                 incarnation=state.incarnation,
+                ledger=self._journal.health,
             )
         )
         ours += exposition.render_metrics(memory_view.metrics(self._memory()))
@@ -193,6 +211,17 @@ class Picture:
             "rejected": requests.rejected,
         }
 
+    def _ledger(self) -> dict[str, Any]:
+        health = self._journal.health
+        return {
+            "failed": health.failed,
+            "error": health.error or None,
+            "missing": health.missing,
+            "lost": health.lost,
+            "late": health.late,
+            "at_risk": health.at_risk,
+        }
+
     def _restarts(self, state: State, now: float) -> dict[str, Any]:
         last, policy = state.last_restart, self._policy.restart
         return {
@@ -227,7 +256,10 @@ class Picture:
             "elapsed_s": _since(since, now),
             "remaining_s": None if deadline is None else round(max(deadline - now, 0.0), 3),
             "in_flight": self._gate.in_flight,
+            "background": self._journal.background,
             "oldest_s": _since(oldest, now),
+            "late_requests": drain.late_requests,
+            "last_late_s": None if drain.last_late_s is None else round(drain.last_late_s, 3),
         }
 
 

@@ -309,10 +309,10 @@ class Relay:
         """Whether the client is still to send a part of its request."""
         return not self._upload.complete
 
-    def end(self, ending: Ending) -> None:
-        """End now, unless it has ended already. What the client is told depends on how far its answer had come."""
+    def end(self, ending: Ending) -> bool:
+        """End now, unless it has ended already (False). What the client is told depends on how far its answer had come."""
         if self.ending is not None:
-            return
+            return False
         self.ending = ending
         engine, self._engine = self._engine, None
         if ending is not Ending.ANSWERED:
@@ -327,6 +327,7 @@ class Relay:
                 engine.close()
         answer.close()
         self._over()
+        return True
 
     def _break_off(self, ending: Ending) -> None:
         """Tell the client, as far as its answer still allows it."""
@@ -337,7 +338,10 @@ class Relay:
         if self.status is None:
             self.status = meaning.status
             head_only = self.head.method == b"HEAD"
-            self._client.write(replies.refusal(meaning.status, meaning.why, meaning.message, head_only=head_only))
+            fields = replies.retry_after(1) if meaning.status == 503 else b""
+            self._client.write(
+                replies.refusal(meaning.status, meaning.why, meaning.message, fields=fields, head_only=head_only)
+            )
         elif self._request.stream and not self._answer.complete:
             event = replies.error_event(self._request.request_class, meaning.why, meaning.message)
             if self._tail and not self._tail.endswith(_BOUNDARIES):

@@ -22,7 +22,7 @@ from vllm_supervisor.adapters.signals import Signals
 from vllm_supervisor.adapters.terminal import StatusLine
 from vllm_supervisor.adapters.tls import Certificates
 from vllm_supervisor.adapters.upstream import Upstreams
-from vllm_supervisor.core import facts, orders
+from vllm_supervisor.core import facts, orders, timeouts
 from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.events import Events
 from vllm_supervisor.core.front_door_settings import FrontDoorSettings
@@ -41,14 +41,16 @@ from vllm_supervisor.runtime.execute import Hands
 from vllm_supervisor.runtime.front_door import FrontDoor
 from vllm_supervisor.runtime.incidents import Incidents
 from vllm_supervisor.runtime.journal import LedgerJournal
+from vllm_supervisor.runtime.ledger_guard import LedgerGuard
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 from vllm_supervisor.runtime.loop import Loop
 from vllm_supervisor.runtime.memory_keeper import MemoryKeeper, MemoryWorld
 from vllm_supervisor.runtime.picture import Identity, Picture
 from vllm_supervisor.runtime.reload import Reload
 from vllm_supervisor.runtime.service import ServiceManager
-from vllm_supervisor.runtime.show_load import LoadShow
+from vllm_supervisor.runtime.show import Show
 from vllm_supervisor.runtime.take_signals import Hearing, take_signals
+from vllm_supervisor.runtime.testimony import Testimony
 from vllm_supervisor.runtime.watch import Watch
 
 LEDGER = "ledger"  # the ledgers' directory in the state directory
@@ -80,7 +82,7 @@ class World:
     control: socket.socket
     output: Output
     terminal: tuple[StatusLine, Output] | None
-    on_terminal: bool
+    hangs_up: bool  # we have a controlling terminal, whose end is told to us by HUP
     log: Any
     writer: LedgerWriter
     journal: LedgerJournal
@@ -124,7 +126,7 @@ class Supervisor:
             cgroup=world.cgroup,
             tell=self._loop.tell,
             forward=world.output.put,
-            requests_lost=lambda: world.journal.requests.why[Cut.ENGINE_FAILED],
+            requests_lost=lambda: sum(world.journal.requests.why[cut] for cut in Cut),
             memory=self._memory,
             log=world.log,
         )
@@ -135,18 +137,36 @@ class Supervisor:
             tell=self._loop.tell,
             document=lambda: nursery.start_soon(self._write_down),
             enter=self._enter,
-            save_evidence=self._save_evidence,
+            save_evidence=lambda cause: nursery.start_soon(self._examine, cause),
             await_memory=self._memory.await_memory,
+            background=world.journal.in_background,
+            awaited=lambda: self._testimony.awaited,
+            leaving=lambda: self._loop.state.leaving,
             now=clock.monotonic,
         )
-        self._account = DoorAccount(world.journal, self._gate, clock.monotonic, self._on_refusal)
         health = plan.config.health
+        self._testimony = Testimony(
+            current=lambda: self._room.current,
+            gate=self._gate,
+            journal=world.journal,
+            interval=health.interval,
+            heard=self._hands.look,
+        )
+        self._guard = LedgerGuard(world.writer, self._gate, required=plan.config.ledger.required, say=self._say)
+        self._account = DoorAccount(
+            world.journal,
+            self._gate,
+            clock.monotonic,
+            late=self._on_refusal,
+            ledger_failed=self._guard.look,
+        )
         self._watch = Watch(
             state=lambda: self._loop.state,
             current=lambda: self._room.current,
             gate=self._gate,
             account=self._account,
             journal=world.journal,
+            testimony=self._testimony,
             policy=HealthPolicy(
                 waits=health.waits,
                 waits_slow=health.waits_slow,
@@ -190,6 +210,7 @@ class Supervisor:
             gate=self._gate,
             watch=self._watch,
             current=lambda: self._room.current,
+            background=lambda: self._journal.background,
             limits=world.policy.limits,
             waits_for=lambda: self._memory.waiting,
         )
@@ -221,13 +242,15 @@ class Supervisor:
     async def run(self) -> OwnStatus:
         """Live; return how to end."""
         world = self._world
-        world.writer.start()
         self._journal.life()
         try:
             self._start_tasks()
             sockets = [listener.sock for listener in world.listeners]
             await self._nursery.start(partial(self._front_door().serve, sockets))
             self._say("listening", f"listening on {', '.join(listener.address for listener in world.listeners)}")
+            planned = timeouts.plan(world.policy.limits)
+            if planned.outer is not None:
+                self._say("stop_plan", f"for a stop: {planned.sentence}", "info" if planned.fits else "warning")
             self._loop.tell(facts.Began())
             await self._loop.run(self._hands, after=self._after)
         except BaseException:
@@ -244,6 +267,8 @@ class Supervisor:
             state=lambda: self._loop.state,
             timeouts=self._answers.timeouts,
             gate=self._gate,
+            background=lambda: self._journal.background,
+            summary=self._picture.ledger_summary,
             events=self._events,
             tell=self._loop.tell,
             say=self._say,
@@ -255,7 +280,7 @@ class Supervisor:
             tell=self._loop.tell,
             say=self._say,
             forward=lambda signum: self._room.current is not None and self._room.current.body.child.send(signum),
-            evidence=self._save_evidence,
+            evidence=lambda cause: nursery.start_soon(self._write_bundle, cause),
             reload=self._reload.asked,
         )
         nursery.start_soon(control_server.serve, world.control, control, self._on_control_fault)
@@ -264,7 +289,7 @@ class Supervisor:
                 take_signals,
                 world.signals,
                 hearing,
-                on_terminal=world.on_terminal,
+                hangs_up=world.hangs_up,
                 hangup_ignored=world.hangup_ignored,
                 forwarded=world.plan.config.signals.forward,
             )
@@ -272,6 +297,7 @@ class Supervisor:
         nursery.start_soon(self._tick)
         nursery.start_soon(self._watch.run)
         nursery.start_soon(self._memory.run)
+        nursery.start_soon(self._testimony.run)
         nursery.start_soon(self._service.feed_watchdog)
 
     def _front_door(self) -> FrontDoor:
@@ -304,15 +330,15 @@ class Supervisor:
         )
 
     async def _tick(self) -> None:
-        show = LoadShow(self._world.terminal)
+        show = Show(self._world.terminal, log=self._log, draining=self._answers.draining)
         try:
             while True:
                 await trio.sleep(TICK)
                 self._journal.tick()
+                self._guard.look()
+                self._hands.look()
                 state = self._loop.state
-                line = show.tick(state, self._room.current)
-                if line:
-                    self._log.info("loading", sentence=line)
+                show.tick(state, self._room.current)
                 self._service.after(state)
         finally:
             show.clear()
@@ -348,6 +374,7 @@ class Supervisor:
                 self._journal.engine_processes(member.id for member in current.body.tree.remaining())
                 self._journal.engine("ready", fields)
             case "exited":
+                self._testimony.close()
                 self._journal.engine_gone()
                 self._journal.engine("exited", fields)
 
@@ -355,18 +382,19 @@ class Supervisor:
         self._record(orders.Record(event, sentence, level=level))
 
     def _on_refusal(self) -> None:
-        if self._loop.state.leaving:
+        if self._loop.state.drain.withdrawn_at is not None:
             self._loop.tell(facts.LateRequest())
 
-    def _save_evidence(self, cause: str) -> None:
-        self._nursery.start_soon(self._write_bundle, cause)
+    async def _examine(self, cause: str) -> None:
+        """Write the bundle of an engine that is condemned, then let it go."""
+        await self._write_bundle(cause)
+        self._loop.tell(facts.EvidenceSaved())
 
     async def _write_bundle(self, cause: str) -> None:
         said, problems = await self._incidents.write(cause, self._loop.state.incarnation, self._room.current)
         self._say("incident", said)
         if problems:
             self._say("incident_gaps", "; ".join(problems), "warning")
-        self._loop.tell(facts.EvidenceSaved())
 
     async def _recover(self) -> None:
         directory = self._world.plan.state_dir / LEDGER
@@ -396,6 +424,7 @@ class Supervisor:
 
 async def supervise(world: World) -> OwnStatus:
     """Run the supervisor to its end; return how to end the process."""
+    world.writer.start()  # before any task: a mistake of setting up is told as such, not as a fault among tasks
     async with trio.open_nursery() as nursery:
         status = await Supervisor(world, nursery).run()
         nursery.cancel_scope.cancel()

@@ -26,7 +26,7 @@ class Hearing:
 
 
 async def take_signals(
-    signals: Signals, hearing: Hearing, *, on_terminal: bool, hangup_ignored: bool, forwarded: tuple[str, ...]
+    signals: Signals, hearing: Hearing, *, hangs_up: bool, hangup_ignored: bool, forwarded: tuple[str, ...]
 ) -> None:
     """Take signals until cancelled; SIGCHLD reaps orphans."""
     reaper = Reaper(owned)
@@ -37,7 +37,7 @@ async def take_signals(
                 continue
             held = {
                 Condition.IGNORED_AT_START: one.signum == signal.SIGHUP and hangup_ignored,
-                Condition.TERMINAL: on_terminal,
+                Condition.TERMINAL: hangs_up,
                 Condition.HASTENED: hearing.state().drain.stops > 1,
                 Condition.LISTED: _name(one.signum) in forwarded,
             }

@@ -1,4 +1,4 @@
-"""Watch over a running engine: look, judge, probe, and pass on what the engine itself testifies of its requests.
+"""Watch over a running engine: look, judge, probe.
 
 Rules:
 * It never uses what it watches: reads of /metrics, /proc and the beacon cost the engine nothing, and a probe is sent
@@ -15,7 +15,6 @@ from collections.abc import Callable
 import trio
 
 from vllm_supervisor.adapters import clock, engine_probe
-from vllm_supervisor.adapters.beacon import BeaconReader
 from vllm_supervisor.adapters.engine_processes import process_sample
 from vllm_supervisor.core import facts, probe_policy
 from vllm_supervisor.core.admission import Gate
@@ -32,10 +31,10 @@ from vllm_supervisor.runtime.door_account import DoorAccount
 from vllm_supervisor.runtime.incarnation import Incarnation
 from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.prober import Prober
+from vllm_supervisor.runtime.testimony import Testimony
 
 SAMPLES_KEPT = 20
 SCRAPE_WITHIN = 30.0  # seconds: a saturated front end needs long, and that is no failure
-TESTIMONY_EVERY = 0.25  # seconds between reads of the beacon's events while requests are unsettled
 CONDEMNING = {Verdict.STUCK, Verdict.FAILING}
 CLOSING = {Verdict.ASLEEP: ClosedReason.ASLEEP, Verdict.PAUSED: ClosedReason.PAUSED}
 QUIET = {Verdict.IDLE, Verdict.BUSY}  # going from one to the other is no news
@@ -52,6 +51,7 @@ class Watch:
         gate: Gate,
         account: DoorAccount,
         journal: LedgerJournal,
+        testimony: Testimony,
         policy: HealthPolicy,
         interval: float,
         probe_interval: float,
@@ -65,6 +65,7 @@ class Watch:
         self._gate = gate
         self._account = account
         self._journal = journal
+        self._testimony = testimony
         self._policy = policy
         self._interval = interval
         self._probe_interval = probe_interval
@@ -74,8 +75,6 @@ class Watch:
         self._memory = Memory()
         self._watched: Incarnation | None = None
         self._prober: Prober | None = None
-        self._reader: BeaconReader | None = None
-        self._lost_events = 0
         self._scraping = False
         self._scraped: MetricsSample | None = None
         self._due = 0.0
@@ -90,18 +89,18 @@ class Watch:
 
     async def run(self) -> None:
         """Look every interval, and at once when somebody asks."""
-        self._due, self._offset = clock.monotonic(), _suspended()
+        self._due, self._offset = clock.monotonic() + self._interval, _suspended()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._hear_testimony)
             while True:
-                self._due += self._interval
-                if self._due < clock.monotonic():  # a late tick is not made up for by a burst
-                    self._due = clock.monotonic() + self._interval
                 self._wanted = trio.Event()
-                with trio.move_on_after(self._due - clock.monotonic()) as waiting:
+                with trio.move_on_after(self._due - clock.monotonic()):
                     await self._wanted.wait()
-                asked = not waiting.cancelled_caught
-                late = 0.0 if asked else max(0.0, clock.monotonic() - self._due)
+                now = clock.monotonic()
+                late = max(0.0, now - self._due)
+                if now >= self._due:  # a look that was asked for leaves the next tick where it is
+                    self._due += self._interval
+                    if self._due < now:  # a late tick is not made up for by a burst
+                        self._due = now + self._interval
                 self._look(nursery, late + self._slept())
 
     def look_now(self) -> None:
@@ -128,7 +127,7 @@ class Watch:
 
     def _observe(self, current: Incarnation, ready_at: float, prober: Prober, now: float, late: float) -> Observation:
         main = current.body.child.id.pid
-        self.beacons = self._reader.read() if self._reader is not None else ()
+        self.beacons = self._testimony.read()
         scraped, self._scraped = self._scraped, None
         return Observation(
             at=now,
@@ -145,7 +144,6 @@ class Watch:
     def _begin(self, current: Incarnation) -> None:
         self.forget()
         self._watched = current
-        self._reader = BeaconReader(current.body.beacon) if current.body.beacon is not None else None
         self._account.begin()
         address = current.body.address
 
@@ -163,11 +161,7 @@ class Watch:
         self._withdraw()
         for reason in CLOSING.values():
             self._gate.reopen(reason)
-        if self._reader is not None:
-            self._take_testimony()
-            self._reader.close()
-        self._watched = self._prober = self._reader = self._scraped = self.judgement = None
-        self._lost_events = 0
+        self._watched = self._prober = self._scraped = self.judgement = None
         self.beacons = ()
 
     def _change(self, judgement: Judgement) -> None:
@@ -241,26 +235,6 @@ class Watch:
         if self._prober is not None and self._prober.probing:
             self.probes["withdrawn"] += 1
             self._prober.withdraw()
-
-    # -- the engine's testimony --------------------------------------------------------------------------------------
-
-    async def _hear_testimony(self) -> None:
-        """Read the beacon's request events soon after they come; an idle engine is asked at the ticks alone."""
-        while True:
-            busy = self._gate.in_flight or self._journal.unsettled
-            await trio.sleep(TESTIMONY_EVERY if busy else self._interval)
-            if self._reader is not None:
-                self._reader.read()
-                self._take_testimony()
-
-    def _take_testimony(self) -> None:
-        assert self._reader is not None  # noqa: S101 - asked by the callers
-        events = self._reader.events()
-        if self._reader.lost_events > self._lost_events:
-            self._lost_events = self._reader.lost_events
-            self._journal.testimony_lost()
-        if events:
-            self._journal.testimony(events)
 
     def _slept(self) -> float:
         """Seconds the machine was suspended since the last look; the monotonic clock stands still meanwhile."""
