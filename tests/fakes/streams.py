@@ -21,7 +21,9 @@ class Seen:
     @property
     def complete(self) -> bool:
         """Whether the stream ended as a complete answer does."""
-        return not self.error and self.data[-1:] == ["[DONE]"] and any('"finish_reason":"length"' in d for d in self.data)
+        return (
+            not self.error and self.data[-1:] == ["[DONE]"] and any('"finish_reason":"length"' in d for d in self.data)
+        )
 
 
 class Streams:

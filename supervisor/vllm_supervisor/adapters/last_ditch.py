@@ -11,6 +11,7 @@ Sources: mlockall(2), proc_pid_oom_score_adj(5), capabilities(7).
 import ctypes
 import os
 import resource
+from contextlib import suppress
 from pathlib import Path
 
 _CURRENT, _FUTURE, _ONFAULT = 1, 2, 4
@@ -46,6 +47,9 @@ def prefer_engine(pid: int) -> str:
 
 def spare_us() -> str:
     """Have the OOM killer take others before us; return "" or why that is not allowed."""
+    with suppress(OSError, ValueError):
+        if int(Path("/proc/self/oom_score_adj").read_text(encoding="ascii")) <= OUR_SCORE:
+            return ""  # a unit's OOMScoreAdjust has done it
     return _score("self", OUR_SCORE)
 
 
