@@ -53,7 +53,7 @@ def test_mixed_spellings_and_a_yaml_file_land_on_the_address(
     with Client(port) as client:
         supervisor.until(client.is_ready, within=START, what=f"ready on {port}")
         assert client.chat().status_code == 200
-        assert account.tool("stop").returncode == 0
+        assert account.tool("--name", str(port), "stop").returncode == 0
         assert supervisor.ends(within=40.0) == 0, supervisor.words()
     account.expect_nothing_left()
 

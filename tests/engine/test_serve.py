@@ -34,6 +34,13 @@ def served(engine: TinyEngine, account: Account) -> Iterator[tuple[Supervisor, C
         yield supervisor, client
 
 
+def requests(account: Account, client: Client) -> dict[str, int]:
+    """Give the counts of requests that the status of the supervisor on the client's port shows."""
+    told = account.tool("--name", str(client.port), "status", "--json")
+    counts: dict[str, int] = json.loads(told.stdout)["requests"]
+    return counts
+
+
 def test_while_it_loads_every_path_answers_and_then_it_serves(served: tuple[Supervisor, Client]) -> None:
     """The address answers from the first second: 503 engine_starting for requests, 200 for liveness; then 200."""
     supervisor, client = served
@@ -87,14 +94,14 @@ def test_vllms_own_load_client_sees_no_failure(
     served: tuple[Supervisor, Client], engine: TinyEngine, account: Account
 ) -> None:
     """`vllm bench serve`: 200 requests, 32 at once, none fails, and the account of the gate agrees afterwards."""
-    before = json.loads(account.tool("status", "--json").stdout)["requests"]
+    before = requests(account, served[1])
     shape = ("--num-prompts", "200", "--max-concurrency", "32", "--random-input-len", "32", "--random-output-len", "16")
     what = ("--dataset-name", "random", "--tokenizer", str(engine.model), "--model", "tiny", "--disable-tqdm")
     bench = (str(engine.vllm), "bench", "serve", "--backend", "openai", "--base-url", served[1].url)
     said = engine.client(account, *bench, *what, *shape).stdout
     assert re.search(r"Successful requests: +200\b", said), said
     assert re.search(r"Failed requests: +0\b", said), said
-    after = json.loads(account.tool("status", "--json").stdout)["requests"]
+    after = requests(account, served[1])
     assert after["completed"] - before["completed"] >= 200
     assert after["failed"] == before["failed"]
     assert after["open"] == 0

@@ -81,8 +81,8 @@ def test_two_supervisors_on_two_ports_have_their_own_status(start_mock: StartMoc
 
 
 def test_without_a_running_supervisor_the_tools_exit_3(account: Account) -> None:
-    """No instance: one line that says so, status 3."""
-    told = account.tool("status")
+    """No instance in the run directory they are pointed at: one line that says so, status 3."""
+    told = account.tool("--set", f"run_dir={account.home / 'run'}", "status")
     assert told.returncode == 3, told
     assert len(told.stderr.strip().splitlines()) == 1
 

@@ -31,10 +31,10 @@ def test_an_open_stream_completes_and_a_late_request_is_told_draining(
 
 
 def test_stop_by_the_tool_does_what_the_signal_does(start_mock: StartMock, account: Account) -> None:
-    """`vllm-supervisor stop` ends the only running instance with status 0."""
+    """`vllm-supervisor stop` ends the instance it names with status 0."""
     supervisor, client = start_mock()
     supervisor.until(client.is_ready, within=30.0, what="ready")
-    assert account.tool("stop").returncode == 0
+    assert account.tool("--name", str(client.port), "stop").returncode == 0
     assert supervisor.ends(within=20.0) == 0, supervisor.words()
     account.expect_nothing_left()
 

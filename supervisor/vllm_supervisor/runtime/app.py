@@ -4,6 +4,7 @@ Lifetimes, from the outermost in: output and log, the state directory's lock, li
 socket, engine, front door. They end in the opposite order, and each end is bounded.
 """
 
+import gc
 import os
 import secrets
 import signal
@@ -97,6 +98,7 @@ def run(plan: Plan) -> int:
         level=plan.config.log.level,
         stamp=clock.stamp,
     )
+    gc.freeze()  # what was imported stays: no collection need look at it again
     try:
         with ExitStack() as held:
             ending = trio.run(supervise, _world(plan, held, received, streams, logger, hangup_ignored=hangup_ignored))

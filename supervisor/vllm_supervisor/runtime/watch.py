@@ -93,7 +93,7 @@ class Watch:
         async with trio.open_nursery() as nursery:
             while True:
                 self._wanted = trio.Event()
-                with trio.move_on_after(self._due - clock.monotonic()):
+                with trio.move_on_after(max(0.0, self._due - clock.monotonic())):  # the clock ran on since it was set
                     await self._wanted.wait()
                 now = clock.monotonic()
                 late = max(0.0, now - self._due)
