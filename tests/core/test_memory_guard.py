@@ -164,16 +164,19 @@ def test_low_ends_when_the_fall_ends_and_begins_again_when_it_goes_on() -> None:
 
 
 def test_the_way_back_up_opens() -> None:
-    """After the kill memory returns: floor, then low for its 5 s, then normal."""
-    state = GuardState()
-    for look in range(80):
-        have = 20.0 - look if look < 14 else 100.0
-        state = step(state, Reading(1000 + look / 4, int(TOTAL * GIB), int(have * GIB)), POLICY)
-        if look == 13:
-            assert state.level is Level.FLOOR
-        if look == 15:
-            assert state.level is Level.LOW
-    assert (state.level, state.crossing, state.settled) == (Level.NORMAL, None, None)
+    """After the kill memory returns, some of it first: floor, low, and normal 5 s later; all at once: normal at once."""
+
+    def after_kill(first: float) -> list[tuple[int, Level]]:
+        state, seen = GuardState(), [(-1, Level.NORMAL)]
+        for look in range(80):
+            have = 20.0 - look if look < 14 else first if look < 16 else 100.0
+            state = step(state, Reading(1000 + look / 4, int(TOTAL * GIB), int(have * GIB)), POLICY)
+            if state.level is not seen[-1][1]:
+                seen.append((look, state.level))
+        return seen[-2:]
+
+    assert after_kill(8.0) == [(14, Level.LOW), (34, Level.NORMAL)]
+    assert after_kill(100.0) == [(13, Level.FLOOR), (14, Level.NORMAL)]
 
 
 def test_what_is_told_holds_the_numbers() -> None:

@@ -150,15 +150,17 @@ def _falls(state: GuardState, reading: Reading, policy: GuardPolicy) -> bool:
 
 def _recovering(state: GuardState, reading: Reading, policy: GuardPolicy) -> GuardState:
     """Low or floor held; see whether that is over."""
+    left = time_to_floor(state, reading, policy)
+    falls = left is not None and left <= 2 * policy.horizon
+    back = reading.available >= policy.back_bytes(reading.total)
     if state.level is Level.FLOOR:
-        state = _enter(state, Level.LOW, reading)
+        return _enter(state, Level.NORMAL if back and not falls else Level.LOW, reading)
     if reading.available < state.minimum - policy.still * reading.total:
         return replace(state, minimum=reading.available, minimum_at=reading.at)
-    left = time_to_floor(state, reading, policy)
-    if reading.at - state.since < policy.hold or (left is not None and left <= 2 * policy.horizon):
+    if falls or reading.at - state.since < policy.hold:
         return state
-    if reading.available >= policy.back_bytes(reading.total):
-        return _enter(replace(state, settled=None), Level.NORMAL, reading)
+    if back:
+        return _enter(state, Level.NORMAL, reading)
     if reading.at - state.minimum_at >= policy.steady:
         return _enter(replace(state, settled=reading.available), Level.NORMAL, reading)
     return state
