@@ -129,9 +129,9 @@ def test_a_large_allocation_in_one_go_is_left_alone() -> None:
 
 
 def test_a_late_look_is_no_fast_fall() -> None:
-    """Ten seconds between two looks and 20 GiB less: that is 2 GiB a second, and the next look is in time."""
-    state = step(GuardState(), Reading(1000.0, int(TOTAL * GIB), 40 * GIB), POLICY)
-    state = step(state, Reading(1010.0, int(TOTAL * GIB), 20 * GIB), POLICY)
+    """Ten seconds between two looks and 17 GiB less: that is 1.7 GiB a second, and the next look is in time."""
+    state = step(GuardState(), Reading(1000.0, int(TOTAL * GIB), 30 * GIB), POLICY)
+    state = step(state, Reading(1010.0, int(TOTAL * GIB), 13 * GIB), POLICY)
     assert state.crossing is None
 
 
