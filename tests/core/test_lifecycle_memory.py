@@ -137,3 +137,22 @@ def test_floor_in_a_stop_stays_a_stop() -> None:
     life.tell(facts.Exited(-9), facts.SweepDone())
     assert life.state.reading is not None
     assert life.state.reading.clean
+
+
+def test_a_headless_node_that_ends_with_its_head_spends_no_budget() -> None:
+    """Ten restarts of the other node in a row are ten restarts here; an end within a minute is its own and is counted."""
+    life = Life(policy=replace(POLICY, headless=True))
+    life.ready()
+    for _ in range(10):
+        life.now += 60.0
+        life.crash(1)
+        life.fire()
+        life.ready()
+    assert (life.state.incarnation, life.state.restarts, life.state.tally.crashes) == (11, {"followed": 10}, ())
+    for _ in range(4):
+        life.now += 59.0
+        life.crash(1)
+        if life.state.node is Node.WAITING:
+            life.fire()
+            life.ready()
+    assert life.state.node is Node.PARKED

@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import sys
 import time
 from pathlib import Path
@@ -115,7 +116,7 @@ def test_an_engine_that_eats_a_gibibyte_a_second_is_dead_within_150_ms(account: 
     assert crossed["available_bytes"] > floor / 100 * memory.total - GIB / 2  # one look's fall, and a late look
     assert events(supervisor, "exited")[0]["cause"] == "out_of_memory"
     assert list((account.home / "state").glob("**/incident.json"))
-    account.tool("stop")
+    supervisor.signal(signal.SIGTERM)
     supervisor.ends(within=10.0)
     account.expect_nothing_left()
 
@@ -139,7 +140,7 @@ def test_a_restart_waits_until_memory_is_back(start_mock: StartMock, machine: Ma
     log = [line["event"] for line in supervisor.log()]
     assert log.index("memory_back") < log.index("spawned", log.index("memory_wait"))
     assert events(supervisor, "exited")[0]["cause"] == "out_of_memory"
-    account.tool("stop")
+    supervisor.signal(signal.SIGTERM)
     assert supervisor.ends(within=10.0) == 0, supervisor.words()
     account.expect_nothing_left()
 
@@ -188,3 +189,16 @@ def test_on_a_machine_without_shared_memory_everything_is_off_and_said(start_moc
     machine.available(1.0)
     assert "vllm_supervisor_memory_" not in client.get("/metrics").text
     assert client.is_ready()
+
+
+def test_a_headless_node_is_watched_over_without_a_front_door(account: Account) -> None:
+    """`serve --headless`: nothing listens, the tools find it by name, its processes go with it."""
+    supervisor = account.start("--set", "log.format=json", "--engine", "mock", "serve", "tiny", "--headless")
+    supervisor.until_said('"ready"', within=15.0)
+    assert "no front door" in supervisor.err.text
+    status = account.tool("--name", "headless", "status", "--json")
+    assert '"listen": []' in status.stdout
+    assert not [one for one in psutil.Process(supervisor.pid).net_connections("tcp") if one.status == "LISTEN"]
+    assert account.tool("--name", "headless", "stop").returncode == 0
+    assert supervisor.ends(within=15.0) == 0, supervisor.words()
+    account.expect_nothing_left()

@@ -18,6 +18,7 @@ from vllm_supervisor.core.restart import Ended, EndKind, GiveUp, Restart
 from vllm_supervisor.core.signatures import Cause, Repeat, StartPhase
 
 REQUESTED = (Why.STOP, Why.COMMANDED)
+FOLLOWS_AFTER = 60.0  # seconds: a headless node with a mistake in its options ends earlier than that
 LESS_MEMORY = "lower --gpu-memory-utilization or --max-model-len, or set --kv-cache-memory-bytes"
 # Ends whose cause is what we saw, not how the process then ended.
 SEEN = (Why.HANG, Why.FAILING, Why.START_TIMEOUT)
@@ -57,10 +58,12 @@ def _not_spawned(ending: Ending) -> ExitReading:
     )  # fmt: skip
 
 
-def kind(ending: Ending) -> EndKind:
-    """Which budget the end is counted in."""
+def kind(ending: Ending, alive_s: float, policy: Policy) -> EndKind:
+    """Which budget the end is counted in; `alive_s` is how long the engine lived."""
     if ending.why in REQUESTED:
         return EndKind.COMMANDED
+    if policy.headless and ending.why is Why.NONE and alive_s >= FOLLOWS_AFTER:
+        return EndKind.FOLLOWED
     if ending.why is Why.HANG:
         return EndKind.HANG
     return EndKind.CRASH if ending.was_ready else EndKind.START_FAILURE
@@ -77,7 +80,7 @@ def judge(
     )
     reading = read(ending, evidence)
     ended = Ended(
-        kind(ending),
+        kind(ending, evidence.alive_s or 0.0, policy),
         reading,
         duration_s=evidence.alive_s or 0.0,
         why=reading.sentence if ending.why not in (*REQUESTED, Why.NONE) else "",

@@ -74,6 +74,7 @@ class Policy:
     on_terminal: bool  # somebody looks at our standard error
     has_notify: bool  # a service manager waits for our word
     is_pid1: bool
+    headless: bool = False  # the engine has no HTTP front; it follows another node's
     memory_gate: bool = False  # a start waits for memory, where it is shared with the GPU
     gate_timeout: float = 300.0
     load_grace: float = 5.0  # vLLM ignores TERM while it loads, and nothing was accepted then

@@ -150,7 +150,7 @@ def _world(
 
 def _listeners(plan: Plan, held: ExitStack) -> list[Listener]:
     """The service manager's sockets where it gave us any, for it keeps them open while we restart; else our own."""
-    given = given_sockets.take(plan.environ)
+    given = given_sockets.take(plan.environ) if plan.listeners else []
     if given:
         return [Listener(held.enter_context(one.sock), f"{one.address} (given by {one.name})") for one in given]
     bound = []
@@ -222,6 +222,7 @@ def _policy(plan: Plan, memory: MemoryWorld, *, on_terminal: bool, has_notify: b
         limits=_limits(plan, config, has_notify=has_notify),
         start_timeout=config.engine.start_timeout,
         stop_grace=config.engine.stop_grace,
+        headless=not plan.listeners,
         memory_gate=memory.mode is None or memory.mode.on,
         gate_timeout=config.memory.gate_timeout,
         on_terminal=on_terminal,

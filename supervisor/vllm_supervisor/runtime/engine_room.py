@@ -113,7 +113,8 @@ class EngineRoom:
             group = group.add(child.pid) or group
         self._memory.engine_began(number, child.id, group.path if isinstance(group, EngineGroup) else None)
         tree = Tree(child.id, marker, spawned=children.owned, subreaper=self._subreaper)
-        body = Body(number, home, child, tree, group, steps, self._plan.config.engine.beacon == "require", address)
+        asked = address if self._plan.listeners else None  # a headless node takes the option, and listens nowhere
+        body = Body(number, home, child, tree, group, steps, self._plan.config.engine.beacon == "require", asked)
         self.current = Incarnation(
             body, forward=self._forward, tell=self._tell, memory=self._memory, started_at=clock.monotonic()
         )

@@ -247,7 +247,8 @@ class Supervisor:
             self._start_tasks()
             sockets = [listener.sock for listener in world.listeners]
             await self._nursery.start(partial(self._front_door().serve, sockets))
-            self._say("listening", f"listening on {', '.join(listener.address for listener in world.listeners)}")
+            where = ", ".join(listener.address for listener in world.listeners)
+            self._say("listening", f"listening on {where}" if where else "no front door: a headless node has no HTTP")
             planned = timeouts.plan(world.policy.limits)
             if planned.outer is not None:
                 self._say("stop_plan", f"for a stop: {planned.sentence}", "info" if planned.fits else "warning")
