@@ -187,7 +187,7 @@ def test_on_a_machine_without_shared_memory_everything_is_off_and_said(start_moc
     said = events(supervisor, "memory_guard")[0]["sentence"]
     assert said == "memory guard off: no GPU that shares the machine's memory is seen"
     machine.available(1.0)
-    assert "vllm_supervisor_memory_" not in client.get("/metrics").text
+    assert "\nvllm_supervisor_memory_" not in client.get("/metrics").text
     assert client.is_ready()
 
 
@@ -196,6 +196,7 @@ def test_a_headless_node_is_watched_over_without_a_front_door(account: Account) 
     supervisor = account.start("--set", "log.format=json", "--engine", "mock", "serve", "tiny", "--headless")
     supervisor.until_said('"ready"', within=15.0)
     assert "no front door" in supervisor.err.text
+    supervisor.until(lambda: "startup complete" in supervisor.out.text, within=15.0, what="a load that can be stopped")
     status = account.tool("--name", "headless", "status", "--json")
     assert '"listen": []' in status.stdout
     assert not [one for one in psutil.Process(supervisor.pid).net_connections("tcp") if one.status == "LISTEN"]

@@ -148,6 +148,9 @@ def _restarts(part: Mapping[str, Any]) -> Row:
         f"budget {budget.get('used')} of {budget.get('max')}" if "max" in budget else "",
         f"within {show_duration(within)}" if isinstance(within, int | float) else "",
         f"last: {last['cause']}" if "cause" in last else "",
+        _span(last.get("ago_s"), "{} ago"),
+        _number(last.get("requests_lost"), "{} requests lost"),
+        _span(last.get("ready_after_s"), "ready after {}"),
     )
     return ("restarts", text, "")
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_supervisor.core.health_metrics import Metric
 from vllm_supervisor.core.memory import GuardPolicy, GuardState, Level, Reading, slope, time_to_floor
 from vllm_supervisor.core.memory_mode import Mode
 
@@ -27,6 +26,18 @@ class MemoryPicture:
     minimum: int | None = None
     waiting: str | None = None
     history: tuple[tuple[float, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNumbers:
+    """What metrics show. Bytes, bytes a second, percent; None is not known."""
+
+    level: Level
+    available: int
+    floor: int
+    minimum: int | None
+    slope: float | None
+    stalled: float | None
 
 
 def status(picture: MemoryPicture, now: float) -> dict[str, Any]:
@@ -59,26 +70,19 @@ def status(picture: MemoryPicture, now: float) -> dict[str, Any]:
     }
 
 
-def metrics(picture: MemoryPicture) -> list[Metric]:
-    """Return the families of a guarded machine; none where nobody guards."""
+def numbers(picture: MemoryPicture) -> MemoryNumbers | None:
+    """Return what metrics show of a guarded machine; None where nobody guards."""
     reading, state, policy = picture.reading, picture.state, picture.policy
     if reading is None or state is None:
-        return []
-    levels = tuple(({"level": level.value}, float(level is state.level)) for level in Level)
-    return [
-        *_gauge("memory_available_bytes", "MemAvailable of the machine.", reading.available),
-        *_gauge("memory_floor_bytes", "At this level the engine is killed.", policy.floor_bytes(reading.total)),
-        *_gauge("memory_minimum_bytes", "Lowest MemAvailable since the engine was started.", picture.minimum),
-        *_gauge("memory_slope_bytes_per_second", "How MemAvailable changes; negative while it falls.", slope(state)),
-        *_gauge(
-            "memory_stalled_percent", "Share of time in which memory stalled everything (PSI full).", reading.stalled
-        ),
-        Metric("vllm_supervisor_memory_pressure", "gauge", "How memory stands: 1 for the current level.", levels),
-    ]
-
-
-def _gauge(name: str, text: str, value: float | None) -> list[Metric]:
-    return [] if value is None else [Metric(f"vllm_supervisor_{name}", "gauge", text, (({}, float(value)),))]
+        return None
+    return MemoryNumbers(
+        level=state.level,
+        available=reading.available,
+        floor=policy.floor_bytes(reading.total),
+        minimum=picture.minimum,
+        slope=slope(state),
+        stalled=reading.stalled,
+    )
 
 
 def looks(readings: Sequence[Reading], now: float) -> list[dict[str, float | None]]:

@@ -34,7 +34,7 @@ LINGER_QUIET = 2.0
 LINGER_TOTAL = 30.0
 _TURN = 16  # requests of one client that are answered before others have their turn
 _END_OF_HEAD = b"\r\n\r\n"
-_TO_ENGINE = frozenset({Kind.GATED, Kind.CHEAP})
+_TO_ENGINE = (Kind.GATED, Kind.CHEAP)
 _BROKEN_OFF = frozenset({Ending.CLIENT_LEFT, Ending.CLIENT_STALLED, Ending.STOPPED})
 
 
