@@ -75,6 +75,25 @@ async def test_request_goes_on_with_our_id_only_where_the_client_sent_none():
         assert b"Connection" not in second
 
 
+@in_trio
+async def test_client_that_leaves_while_the_engine_accepts_nothing_ends_the_waiting(monkeypatch: pytest.MonkeyPatch):
+    """A client that goes before there is a connection to the engine is accounted for, without a fault of ours."""
+    connecting = trio.Event()
+
+    async def never() -> None:
+        connecting.set()
+        await trio.sleep_forever()
+
+    async with open_door() as door:
+        monkeypatch.setattr(door.upstreams, "connect", never)
+        client = await door.client()
+        await client.post(b"/v1/completions")
+        await connecting.wait()
+        await client.close()
+        await door.idle()
+        assert door.journal.story == [("cancelled", "client_left", "client", "not_started", "none")]
+
+
 @pytest.mark.parametrize("pending", ["whole", "stream"])
 @in_trio
 async def test_client_that_leaves_closes_the_engine_connection(pending: str):

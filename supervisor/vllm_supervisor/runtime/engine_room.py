@@ -198,7 +198,9 @@ class EngineRoom:
         if isinstance(body.group, EngineGroup):
             body.group.remove()
         if killed or removed.names or removed.kept:
-            self._log.warning("swept", sentence=f"the engine left something behind: {_left_behind(killed, removed)}")
+            # Workers regularly outlive the main process by a moment: that alone is nothing to be warned of.
+            say = self._log.warning if removed.names or removed.kept else self._log.info
+            say("swept", sentence=f"the engine left something behind: {_left_behind(killed, removed)}")
 
     # -- parts -------------------------------------------------------------------------------------------------------
 

@@ -78,6 +78,7 @@ class World:
     signals: Signals
     hangup_ignored: bool
     listeners: Sequence[Listener]
+    max_connections: int  # as configured, or as many as there are descriptors for
     certificates: Certificates | None  # None: plain HTTP
     control: socket.socket
     output: Output
@@ -253,6 +254,9 @@ class Supervisor:
             await self._nursery.start(partial(self._front_door().serve, sockets))
             where = ", ".join(listener.address for listener in world.listeners)
             self._say("listening", f"listening on {where}" if where else "no front door: a headless node has no HTTP")
+            if world.max_connections < world.plan.config.front_door.max_connections:
+                said = f"front_door.max_connections is held to {world.max_connections}: the limit of open files is low"
+                self._say("few_descriptors", f"{said} (ulimit -n, LimitNOFILE=)", "warning")
             planned = timeouts.plan(world.policy.limits)
             if planned.outer is not None:
                 self._say("stop_plan", f"for a stop: {planned.sentence}", "info" if planned.fits else "warning")
@@ -313,7 +317,7 @@ class Supervisor:
             gate=self._gate,
             journal=self._account,
             settings=FrontDoorSettings(
-                max_connections=config.max_connections,
+                max_connections=self._world.max_connections,
                 max_head=config.max_head,
                 max_body=config.max_body,
                 head_timeout=config.head_timeout,
