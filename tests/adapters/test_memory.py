@@ -44,7 +44,7 @@ def test_every_number_comes_from_its_line(tmp_path: Path) -> None:
     assert seen is not None
     kib = 1024
     assert (seen.total, seen.available, seen.free) == (127601956 * kib, 30000000 * kib, 3000000 * kib)
-    assert (seen.cached, seen.swap_free) == (27000000 * kib, 5 * kib)
+    assert (seen.cached, seen.swap_free, seen.swap_total) == (27000000 * kib, 5 * kib, 0)
     assert (seen.stalled, seen.oom_kills, seen.driver_out) == (64.5, 3, 2)
 
 

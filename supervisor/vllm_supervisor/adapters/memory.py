@@ -17,6 +17,7 @@ from time import monotonic
 from vllm_supervisor.core.memory import Reading
 
 _KIB = 1024
+OOM_DAEMONS = ("earlyoom", "systemd-oomd", "nohang")
 _ROOM = 16 * 1024  # vmstat has the most: about 5 KiB on Linux 6
 
 
@@ -86,7 +87,8 @@ class MemoryReader:
         total, available = _number(buffer, b"MemTotal:"), _number(buffer, b"MemAvailable:")
         if not total or available is None:
             return None
-        free, cached, swap = (_number(buffer, name) or 0 for name in (b"MemFree:", b"\nCached:", b"SwapFree:"))
+        names = (b"MemFree:", b"\nCached:", b"SwapFree:", b"SwapTotal:")
+        free, cached, swap, swap_total = (_number(buffer, name) or 0 for name in names)
         if all_of_it:
             self._stalled, self._oom_kills = self._read_stalled(), self._read_oom_kills()
         return Reading(
@@ -96,6 +98,7 @@ class MemoryReader:
             free=free * _KIB,
             cached=cached * _KIB,
             swap_free=swap * _KIB,
+            swap_total=swap_total * _KIB,
             stalled=self._stalled,
             oom_kills=self._oom_kills,
             driver_out=driver_out,
@@ -121,3 +124,12 @@ class MemoryReader:
         """Close the descriptors."""
         for file in (self._meminfo, self._pressure, self._vmstat):
             file.close()
+
+
+def oom_daemons(proc: Path = Path("/proc")) -> tuple[str, ...]:
+    """Name the programs that run here and kill for memory, besides the kernel."""
+    found = set()
+    for path in proc.glob("[0-9]*/comm"):
+        with suppress(OSError):
+            found.add(path.read_text(encoding="utf-8", errors="replace").strip())
+    return tuple(name for name in OOM_DAEMONS if name in found)

@@ -48,6 +48,7 @@ class Reading:
     free: int = 0
     cached: int = 0
     swap_free: int = 0
+    swap_total: int = 0
     stalled: float | None = None
     oom_kills: int | None = None
     driver_out: int = 0

@@ -1,30 +1,21 @@
 """What a person should know about a machine's memory before an engine is started on it: findings for `doctor`.
 
 Rules:
-* A finding is (level, what, why, mend), each one sentence or less; level "error" stops a start from working, "warning" may
-  wedge the machine, "info" is good to know.
+* An error keeps an engine from starting, a warning may wedge the machine, a note is good to know.
 * Nothing is said of a machine that does not share its memory with the GPU.
 Sources: docs/dgx-spark.md and the reports it names.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from vllm_supervisor.core.doctor import Finding, Level
 from vllm_supervisor.core.memory import GuardPolicy, Reading, gib
 
+CHECK = "unified_memory"
 DEFAULT_UTILISATION = 0.9  # vLLM 0.32
-_OTHERS = 0.05  # share of the memory the system and vLLM's own host side use beside what the option counts
+_OTHERS = 0.08  # share of the memory the system and vLLM's own host side use beside what the option counts
 _CACHE_MATTERS = 0.2  # share of the memory
-
-
-class Finding(NamedTuple):
-    """One finding, in the order `doctor` shows it."""
-
-    level: str
-    what: str
-    why: str
-    mend: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +28,6 @@ class MemoryFacts:
     unified: bool
     reading: Reading
     policy: GuardPolicy
-    swap_total: int = 0
     utilisation: float | None = None
     kv_cache_given: bool = False
     max_model_len_given: bool = False
@@ -47,10 +37,10 @@ class MemoryFacts:
 
 
 def findings(facts: MemoryFacts) -> list[Finding]:
-    """Return what is worth saying, the worst first; nothing on a machine with a discrete GPU."""
+    """Return what is worth saying; nothing on a machine with a discrete GPU."""
     if not facts.unified:
         return []
-    found = [
+    return [
         *_utilisation(facts),
         *_below_low(facts),
         *_swap(facts),
@@ -59,8 +49,6 @@ def findings(facts: MemoryFacts) -> list[Finding]:
         *_options(facts),
         *_kernel_log(facts),
     ]
-    order = {"error": 0, "warning": 1, "info": 2}
-    return sorted(found, key=lambda finding: order[finding.level])
 
 
 def highest_utilisation(policy: GuardPolicy) -> float:
@@ -78,7 +66,8 @@ def _utilisation(facts: MemoryFacts) -> list[Finding]:
     left = f"it leaves {gib((1 - asked) * pool)} of {gib(pool)} to everything else, and the guard ends it at {gib(facts.policy.floor_bytes(pool))}"
     return [
         Finding(
-            "warning",
+            Level.WARNING,
+            CHECK,
             f"--gpu-memory-utilization {asked:g} ({given}) is too much where CPU and GPU share one memory",
             left,
             f"give --gpu-memory-utilization {highest:.2f} or less",
@@ -92,7 +81,8 @@ def _below_low(facts: MemoryFacts) -> list[Finding]:
         return []
     return [
         Finding(
-            "error",
+            Level.ERROR,
+            CHECK,
             f"only {gib(reading.available)} of {gib(reading.total)} are available",
             "the launch gate waits for more than memory.low and then gives up",
             "end what uses the memory",
@@ -101,12 +91,13 @@ def _below_low(facts: MemoryFacts) -> list[Finding]:
 
 
 def _swap(facts: MemoryFacts) -> list[Finding]:
-    if not facts.swap_total:
+    if not facts.reading.swap_total:
         return []
     return [
         Finding(
-            "warning",
-            f"swap is on ({gib(facts.swap_total)})",
+            Level.WARNING,
+            CHECK,
+            f"swap is on ({gib(facts.reading.swap_total)})",
             "an engine that takes too much pushes the system into swap first, and the machine crawls before it is saved",
             "swapoff -a, and take it out of /etc/fstab",
         )
@@ -116,7 +107,8 @@ def _swap(facts: MemoryFacts) -> list[Finding]:
 def _oom_daemons(facts: MemoryFacts) -> list[Finding]:
     return [
         Finding(
-            "warning",
+            Level.WARNING,
+            CHECK,
             f"{name} runs",
             "it may end a healthy engine during a load, and two watchdogs do not know of each other",
             f"stop {name}, or exclude vLLM's processes from it",
@@ -131,7 +123,8 @@ def _page_cache(facts: MemoryFacts) -> list[Finding]:
         return []
     return [
         Finding(
-            "warning",
+            Level.WARNING,
+            CHECK,
             f"{gib(reading.cached)} are page cache, {gib(reading.free)} are free",
             "vLLM's start check counts free memory, not available memory, and may refuse to start",
             "set memory.evict_page_cache = true",
@@ -144,7 +137,8 @@ def _options(facts: MemoryFacts) -> list[Finding]:
     if not facts.kv_cache_given:
         found.append(
             Finding(
-                "info",
+                Level.NOTE,
+                CHECK,
                 "the size of the KV cache is left to a measurement during the load",
                 "page cache and compilers of a cold load are counted as the model's, so it differs from start to start",
                 "once a start was good, give the size it printed as --kv-cache-memory-bytes",
@@ -153,7 +147,8 @@ def _options(facts: MemoryFacts) -> list[Finding]:
     if not facts.max_model_len_given:
         found.append(
             Finding(
-                "info",
+                Level.NOTE,
+                CHECK,
                 "--max-model-len is not given",
                 "a prompt of 130,000 tokens and more has taken such machines down during its prefill",
                 "give the length you need, such as --max-model-len 32768",
@@ -167,7 +162,8 @@ def _kernel_log(facts: MemoryFacts) -> list[Finding]:
         return []
     return [
         Finding(
-            "info",
+            Level.NOTE,
+            CHECK,
             facts.kernel_log_problem,
             "the driver says there that it found no memory, sometimes before anything else shows it",
             "kernel.dmesg_restrict=0, or CAP_SYSLOG for the supervisor",
