@@ -1,5 +1,6 @@
 """Bundles on disk: complete, private, bounded, and never in the way."""
 
+import errno
 import json
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -156,6 +157,20 @@ async def test_a_place_that_cannot_be_written_is_a_problem_and_no_error(tmp_path
     written = await write(tmp_path)
     assert written.number == 0
     assert written.problems[0].startswith("the bundle could not be written")
+
+
+@trio_test
+async def test_a_disk_that_fills_up_meanwhile_is_a_problem_and_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that cannot be written, whoever writes it, is reported, and nothing is raised."""
+
+    def full(_path: Path, _text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(evidence, "_write", full)
+    written = await write(tmp_path)
+    assert "the bundle could not be written: No space left on device" in written.problems
 
 
 @trio_test

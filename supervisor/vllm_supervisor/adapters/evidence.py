@@ -97,12 +97,19 @@ async def write_bundle(
             problems = {"problems": notes.problems, "complete": True}
             await _thread(_write_json, path / "incident.json", {"number": number, **document, **problems})
             await _thread(_prune, root, keep, max_size)
-        except OSError as fault:
-            notes.problems.append(f"the bundle could not be written: {fault.strerror or fault}")
+        except* OSError as faults:  # what goes wrong in a nursery comes out as a group
+            notes.problems.append(f"the bundle could not be written: {_first(faults)}")
     if scope.cancelled_caught:
         notes.problems.append(f"not everything was collected within {LIMIT:.0f} s")
     number, path = made[0] if made else (0, root)
     return Written(number, path, tuple(notes.problems))
+
+
+def _first(faults: BaseExceptionGroup[OSError]) -> str:
+    fault: BaseException = faults
+    while isinstance(fault, BaseExceptionGroup):
+        fault = fault.exceptions[0]
+    return getattr(fault, "strerror", None) or str(fault)
 
 
 async def _thread(call: Any, *arguments: Any) -> Any:

@@ -92,6 +92,7 @@ class Gate:
         self._sentences: dict[ClosedReason, str] = {}
         self._on_release: list[Callable[[OpenRequest], None]] = []
         self._on_open: list[Callable[[], None]] = []
+        self._on_close: list[Callable[[], None]] = []
         self._on_admit: list[Callable[[], None]] = []
 
     # -- who may come in ---------------------------------------------------------------------------------------
@@ -101,6 +102,8 @@ class Gate:
         self._closed.add(reason)
         if sentence:
             self._sentences[reason] = sentence
+        for listener in self._on_close:
+            listener()
 
     def reopen(self, reason: ClosedReason) -> None:
         """Take `reason` back; admission opens when no other holds."""
@@ -118,6 +121,10 @@ class Gate:
     def on_open(self, listener: Callable[[], None]) -> None:
         """Call `listener` each time admission opens (held requests wait for it)."""
         self._on_open.append(listener)
+
+    def on_close(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each `close` (a held request may have nothing to wait for any more)."""
+        self._on_close.append(listener)
 
     @property
     def reason(self) -> ClosedReason | None:

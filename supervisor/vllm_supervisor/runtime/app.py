@@ -19,6 +19,7 @@ from vllm_supervisor import __version__
 from vllm_supervisor.adapters import (
     cgroup,
     clock,
+    descriptors,
     given_sockets,
     log,
     outer_limit,
@@ -37,15 +38,22 @@ from vllm_supervisor.adapters.terminal import StatusLine, controls_us, is_termin
 from vllm_supervisor.adapters.tls import Certificates
 from vllm_supervisor.core.address import UnixAddress
 from vllm_supervisor.core.config_sections import Config
+from vllm_supervisor.core.errors import SetupError
 from vllm_supervisor.core.ledger import Clock, LedgerPolicy
 from vllm_supervisor.core.lifecycle import Policy
 from vllm_supervisor.core.plan import Plan
 from vllm_supervisor.core.restart import RestartPolicy
+from vllm_supervisor.core.signal_names import NUMBERS
+from vllm_supervisor.core.signal_policy import STRAY
 from vllm_supervisor.core.timeouts import Limits
 from vllm_supervisor.runtime.journal import LedgerJournal, LineFactory, RunIdentity
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 from vllm_supervisor.runtime.supervise import LEDGER, Listener, World, supervise
 
+# Descriptors that clients can never take: listeners, logs, ledgers, the control socket's callers, health checks beyond
+# the limit, and all that custody opens for a moment.
+OWN_DESCRIPTORS = 256
+FEWEST_CONNECTIONS = 16
 FLUSH_WITHIN = 1.0  # seconds for our last lines to be taken
 OURS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGCHLD)
 
@@ -80,7 +88,7 @@ def run(plan: Plan) -> int:
     """
     fill_standard_descriptors()
     hangup_ignored = signals.ignored(signal.SIGHUP)
-    received = Signals((*OURS, *(signal.Signals[name] for name in plan.config.signals.forward)))
+    received = Signals((*OURS, *(NUMBERS[name] for name in {*STRAY, *plan.config.signals.forward})))
     streams = Streams(plan.environ.get("TERM", ""))
     form = plan.config.log.format
     logger = log.build(
@@ -122,6 +130,7 @@ def _world(
         signals=received,
         hangup_ignored=hangup_ignored,
         listeners=listeners,
+        max_connections=connections_there_is_room_for(plan.config.front_door.max_connections),
         certificates=certificates,
         control=control,
         output=streams.out,
@@ -148,6 +157,23 @@ def _listeners(plan: Plan, held: ExitStack) -> list[Listener]:
         if isinstance(address, UnixAddress):
             held.callback(Path(address.path).unlink, missing_ok=True)
     return bound
+
+
+def connections_there_is_room_for(configured: int) -> int:
+    """How many connections there are descriptors for, one to the client and one to the engine each.
+
+    Raises the limit of open files first; raises SetupError where even a few connections would not fit.
+    """
+    allowed = descriptors.allow(2 * configured + OWN_DESCRIPTORS)
+    room = (allowed - OWN_DESCRIPTORS) // 2
+    fewest = min(configured, FEWEST_CONNECTIONS)
+    if room < fewest:
+        least = 2 * fewest + OWN_DESCRIPTORS
+        sentence = (
+            f"only {allowed} open files are allowed; raise the limit (ulimit -n, LimitNOFILE=) to at least {least}"
+        )
+        raise SetupError(sentence)
+    return min(configured, room)
 
 
 def _ledgers(plan: Plan, run_id: str) -> tuple[LedgerJournal, LedgerWriter]:

@@ -1,11 +1,14 @@
 """The front door's own account of the engine, for the judgement: a journal that counts and passes everything on."""
 
+from collections import deque
 from collections.abc import Callable
 
 from vllm_supervisor.core.admission import Gate, OpenRequest
 from vllm_supervisor.core.journal import Journal, RequestOutcome
 from vllm_supervisor.core.samples import DoorSample
-from vllm_supervisor.core.words import EndedBy, Evidence, ExecutionState, Outcome, RequestClass
+from vllm_supervisor.core.words import Cut, EndedBy, Evidence, ExecutionState, Outcome, RequestClass
+
+LOST_KEPT = 10_000  # times of failures: more than are in flight at once
 
 
 class DoorAccount:
@@ -28,6 +31,7 @@ class DoorAccount:
         self._gate = gate
         self._now = now
         self._late = late
+        self._lost: deque[float] = deque(maxlen=LOST_KEPT)
         self._ledger_failed = ledger_failed
         self.begin()
 
@@ -54,6 +58,8 @@ class DoorAccount:
     def outcome(self, outcome: RequestOutcome) -> None:
         """Count successes, and errors of the engine in a row; a client's mistake and an operator's call are neither."""
         self._journal.outcome(outcome)
+        if outcome.outcome is Outcome.FAILED or outcome.why == Cut.DRAIN_DEADLINE:
+            self._lost.append(self._now())
         request = self._gate.open.get(outcome.id)
         if request is not None and request.admin:
             return
@@ -75,6 +81,10 @@ class DoorAccount:
         """Pass on, and say that somebody came late."""
         self._journal.rejected(request_class, reason)
         self._late()
+
+    def lost_since(self, at: float) -> int:
+        """How many requests have failed, or were cut by a drain, since `at` (monotonic seconds)."""
+        return sum(one >= at for one in self._lost)
 
     # -- for the judgement -------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from vllm_supervisor.core.http_semantics import RequestHead
 from vllm_supervisor.core.journal import Journal, RequestOutcome
 from vllm_supervisor.core.routes import Kind, Route
 from vllm_supervisor.core.words import Cut, Evidence, ExecutionState
-from vllm_supervisor.runtime.engine_links import EngineLinks
+from vllm_supervisor.runtime.engine_links import EngineLink, EngineLinks
 from vllm_supervisor.runtime.link import Link
 from vllm_supervisor.runtime.pump import Pump
 from vllm_supervisor.runtime.relay import Relay
@@ -47,7 +47,7 @@ class Desk:
     retry_after: Callable[[Rejection], int]
     now: Callable[[], float]
     closing: Callable[[], bool]
-    opened: trio.lowlevel.ParkingLot  # where held requests wait for admission to open
+    changed: trio.lowlevel.ParkingLot  # where held requests wait for admission to open, or to close for good
 
 
 class Exchange:
@@ -92,6 +92,7 @@ class Exchange:
         if not isinstance(admitted, Rejection):
             return self._enter(admitted)
         if self._desk.settings.hold and admitted.code in _HOLDABLE:
+            self._client.on_bytes = self._keep
             return False
         self._refuse(admitted)
         return True
@@ -137,6 +138,11 @@ class Exchange:
             return self._not_up()
         return desk.gate.pass_through(desk.pump.now)
 
+    def _keep(self, data: bytes) -> None:
+        """Keep what a held client sends of its body, about one read of it."""
+        self._body += data
+        self._client.pause()
+
     def _not_up(self) -> Rejection:
         rejection = self._desk.gate.check()
         if rejection is None or rejection.status != 503:
@@ -150,7 +156,7 @@ class Exchange:
         with trio.move_on_after(desk.settings.hold) as scope:
             self._client.on_gone = lambda _clean: scope.cancel()
             while isinstance(admitted, Rejection) and admitted.code in _HOLDABLE:
-                await desk.opened.park()
+                await desk.changed.park()
                 admitted = self._admit()
         return admitted
 
@@ -206,6 +212,7 @@ class Exchange:
 
     async def _connect(self, relay: Relay) -> None:
         """Send the request on a new connection."""
+        engine: EngineLink | None = None
         try:
             with trio.CancelScope() as self._scope:
                 engine = await self._desk.links.connect()
@@ -214,6 +221,8 @@ class Exchange:
             return
         finally:
             self._scope = None
+        if engine is None:  # the exchange has ended meanwhile, and with it the waiting
+            return
         if relay.ending is not None:
             engine.close()
             return

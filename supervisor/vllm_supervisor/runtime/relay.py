@@ -42,36 +42,6 @@ _LAST_CHUNK = b"0\r\n"  # before the trailer section and an empty line
 class Relay:
     """See the module's rules. What the account of the exchange needs stands in the public attributes."""
 
-    __slots__ = (
-        "_answer",
-        "_chunked_out",
-        "_client",
-        "_closing",
-        "_deadline",
-        "_engine",
-        "_first",
-        "_give_back",
-        "_good",
-        "_ledgered",
-        "_over",
-        "_pump",
-        "_request",
-        "_settings",
-        "_tail",
-        "_tunnel",
-        "_upload",
-        "_uploaded_at",
-        "bytes_out",
-        "choices",
-        "ending",
-        "head",
-        "judge",
-        "keep",
-        "must_reset",
-        "sent_any",
-        "status",
-    )
-
     def __init__(
         self,
         pump: Pump,

@@ -32,7 +32,7 @@ from vllm_supervisor.core.lifecycle import ImpossibleFact, Node, Policy, State
 from vllm_supervisor.core.own_status import OwnStatus
 from vllm_supervisor.core.plan import Plan
 from vllm_supervisor.core.situation import HealthPolicy
-from vllm_supervisor.core.words import Cut, Phase
+from vllm_supervisor.core.words import Phase
 from vllm_supervisor.runtime.answers import Answers
 from vllm_supervisor.runtime.closing import Books, close_lost_runs
 from vllm_supervisor.runtime.control import Control
@@ -78,6 +78,7 @@ class World:
     signals: Signals
     hangup_ignored: bool
     listeners: Sequence[Listener]
+    max_connections: int  # as configured, or as many as there are descriptors for
     certificates: Certificates | None  # None: plain HTTP
     control: socket.socket
     output: Output
@@ -117,7 +118,7 @@ class Supervisor:
             cgroup=world.cgroup,
             tell=self._loop.tell,
             forward=world.output.put,
-            requests_lost=lambda: sum(world.journal.requests.why[cut] for cut in Cut),
+            requests_lost=lambda since: self._account.lost_since(since),  # noqa: PLW0108 - it is made further down
             log=world.log,
         )
         self._hands = Hands(
@@ -239,6 +240,9 @@ class Supervisor:
             sockets = [listener.sock for listener in world.listeners]
             await self._nursery.start(partial(self._front_door().serve, sockets))
             self._say("listening", f"listening on {', '.join(listener.address for listener in world.listeners)}")
+            if world.max_connections < world.plan.config.front_door.max_connections:
+                said = f"front_door.max_connections is held to {world.max_connections}: the limit of open files is low"
+                self._say("few_descriptors", f"{said} (ulimit -n, LimitNOFILE=)", "warning")
             planned = timeouts.plan(world.policy.limits)
             if planned.outer is not None:
                 self._say("stop_plan", f"for a stop: {planned.sentence}", "info" if planned.fits else "warning")
@@ -298,7 +302,7 @@ class Supervisor:
             gate=self._gate,
             journal=self._account,
             settings=FrontDoorSettings(
-                max_connections=config.max_connections,
+                max_connections=self._world.max_connections,
                 max_head=config.max_head,
                 max_body=config.max_body,
                 head_timeout=config.head_timeout,

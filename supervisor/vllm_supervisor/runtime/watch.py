@@ -29,7 +29,7 @@ from vllm_supervisor.core.probe import IS_PAUSED_PATH, ProbeResult, Reach, says_
 from vllm_supervisor.core.probe_policy import ProbeOrder, ProbeView
 from vllm_supervisor.core.samples import BeaconSample, MetricsSample, Observation
 from vllm_supervisor.core.situation import HealthPolicy
-from vllm_supervisor.core.words import ClosedReason, Verdict
+from vllm_supervisor.core.words import ClosedReason, Verdict, verdict_line
 from vllm_supervisor.runtime.door_account import DoorAccount
 from vllm_supervisor.runtime.incarnation import Incarnation
 from vllm_supervisor.runtime.journal import LedgerJournal
@@ -183,7 +183,7 @@ class Watch:
         was = None if before is None else before.verdict
         if judgement.verdict is not was and not (judgement.verdict in QUIET and (was is None or was in QUIET)):
             level = "info" if judgement.verdict in QUIET else "warning"
-            self._say("verdict", f"{judgement.verdict.value}: {judgement.sentence}", level)
+            self._say("verdict", verdict_line(judgement.verdict, judgement.sentence), level)
         for verdict, reason in CLOSING.items():
             if judgement.verdict is verdict:
                 self._gate.close(reason, judgement.sentence)
