@@ -5,7 +5,7 @@ from itertools import chain, combinations
 
 import pytest
 
-from vllm_supervisor.core.signal_policy import FORWARDABLE, OTHER, TABLE, Action, Condition, decide
+from vllm_supervisor.core.signal_policy import FORWARDABLE, OTHER, STRAY, TABLE, Action, Condition, decide
 from vllm_supervisor.core.words import Phase
 
 IGNORED, TERMINAL, HASTENED, LISTED = (
@@ -89,3 +89,11 @@ def test_only_harmless_signals_may_be_listed() -> None:
     """What is ours, what cannot be caught and what a fault raises cannot be forwarded."""
     assert {"SIGUSR2", "SIGWINCH", "SIGCONT"} <= FORWARDABLE
     assert not FORWARDABLE & {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGKILL", "SIGSTOP", "SIGSEGV"}
+
+
+def test_no_signal_that_can_be_received_ends_us_unasked() -> None:
+    """What has no row and would end a process by default is received, and then ignored or passed on."""
+    for name in STRAY:
+        assert name not in TABLE
+        assert name in FORWARDABLE
+        assert decide(name, Phase.RUNNING, set()) is Action.IGNORE

@@ -13,8 +13,8 @@ import http.client
 import json
 import os
 import signal
+import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,10 +23,9 @@ from typing import Any
 
 import httpx
 
+from fakes.books import Books
 from fakes.supervisor_process import Account, Client, Supervisor, chat_body, free_port
 from fakes.tiny_engine import START, TinyEngine
-from vllm_supervisor.adapters import ledger_reader
-from vllm_supervisor.core.audit import audit
 
 BUDGET = ("--set", "drain.budget=1s", "--set", "engine.stop_grace=3s", "--set", "health.interval=200ms")
 ENDLESS = 100_000
@@ -90,28 +89,34 @@ class Asked:
 
 
 class Watcher:
-    """Reads the status over the control socket until the supervisor is gone."""
+    """Reads the control socket of an account's only supervisor; a thread of it until that is gone."""
 
     def __init__(self, account: Account) -> None:
-        """Find the socket of the account's only supervisor."""
-        (path,) = Path(account.home, "run").glob("vllm-supervisor/*/control.sock")
-        self._http = httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://supervisor", timeout=10.0
-        )
+        """Find the socket."""
+        (self._path,) = Path(account.home, "run").glob("vllm-supervisor/*/control.sock")
         self.seen: list[dict[str, Any]] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
 
+    def get(self, path: str) -> dict[str, Any]:
+        """Read one path."""
+        with contextlib.closing(http.client.HTTPConnection("supervisor", timeout=10.0)) as connection:
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(10.0)
+            connection.sock.connect(str(self._path))
+            connection.request("GET", path)
+            answer: dict[str, Any] = json.loads(connection.getresponse().read())
+            return answer
+
     def status(self) -> dict[str, Any]:
-        """Read it once."""
-        answer: dict[str, Any] = self._http.get("/status").json()
-        return answer
+        """Read the status once."""
+        return self.get("/status")
 
     def start(self) -> None:
-        """Read it again and again."""
+        """Read the status again and again."""
         self._thread.start()
 
     def _run(self) -> None:
-        with contextlib.suppress(httpx.TransportError):
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
             while True:
                 self.seen.append(self.status())
 
@@ -132,8 +137,15 @@ def late_request(connection: http.client.HTTPConnection) -> tuple[int, str, str 
 
 def play(account: Account, supervisor: Supervisor, client: Client, *, real: bool) -> list[Row]:
     """Play the scenario on a ready supervisor; give the rows of the table. It has ended then."""
-    watcher = Watcher(account)
     kept = http.client.HTTPConnection(client.url.removeprefix("http://"), timeout=30.0)
+    with contextlib.closing(kept):
+        return _play(account, supervisor, client, kept, real=real)
+
+
+def _play(
+    account: Account, supervisor: Supervisor, client: Client, kept: http.client.HTTPConnection, *, real: bool
+) -> list[Row]:
+    watcher = Watcher(account)
     kept.request("GET", "/readyz")
     ready_before = kept.getresponse()
     ready_before.read()
@@ -161,7 +173,6 @@ def play(account: Account, supervisor: Supervisor, client: Client, *, real: bool
     statuses = watcher.join()
     for thread in threads:
         thread.join(10.0)
-    state = next(iter(Path(account.home, "state", "vllm-supervisor").iterdir()))
     return [
         Row("accepted before the stop", 3, accepted_before),
         Row("readiness on the kept-open connection before the stop", 200, ready_before.status),
@@ -172,7 +183,7 @@ def play(account: Account, supervisor: Supervisor, client: Client, *, real: bool
         Row("endless stream: last event", "drain_deadline", endless.last),
         Row("the one that ignores cancellation: last event", "drain_deadline", ignoring.last),
         Row("engine saw the short one, and not the late one", (True, False), _engine_saw(supervisor, "short", "late")),
-        *_ledger_rows(state, real=real),
+        *_ledger_rows(Books(account)),
         *_status_rows(statuses),
         Row("exit status (requests were cut)", 80, status),
         Row("processes left", [], account.leftovers()),
@@ -200,30 +211,15 @@ def _shows(statuses: list[dict[str, Any]]) -> bool:
     return any(one["executions"]["running"] + one["executions"]["unknown"] for one in statuses)
 
 
-def _ledger_rows(state: Path, *, real: bool) -> list[Row]:
-    records = [record for _, _, record in ledger_reader.records(state / "ledger") if record is not None]
-    gone = next((n for n, one in enumerate(records) if one["event"] == "engine" and one.get("what") == "exited"), None)
-    cut = [one["id"] for one in records if one["event"] == "outcome" and one["why"] == "drain_deadline"]
-    told = {
-        name: [(one["state"], one["evidence"]) for one in records if one["event"] == "execution" and one["id"] == name]
-        for name in cut
-    }
-    report = json.loads((state / "drain.json").read_text(encoding="utf-8"))
+def _ledger_rows(books: Books) -> list[Row]:
+    report = books.report
     counts = {name: report["requests"][name] for name in ("accepted", "completed", "cancelled", "rejected")}
+    told = [books.executions(one["id"]) for one in books.events("outcome", why="drain_deadline")]
     ignored = [("running", "connection_closed"), ("confirmed_stopped", "process_gone")]
     return [
         Row("outcome", {"accepted": 3, "completed": 1, "cancelled": 2, "rejected": 1}, counts),
-        Row(
-            "execution that ignores cancellation: running, then stopped by its process's end",
-            True,
-            ignored in told.values(),
-        ),
-        Row("engine's end is on record", True, gone is not None),
-        Row(
-            "both ledgers balance, audit holds",
-            (True, True),
-            (report["balance_holds"], audit(ledger_reader.fold(state / "ledger")).holds),
-        ),
+        Row("execution that ignores cancellation: running, then stopped by its process's end", True, ignored in told),
+        Row("both ledgers balance, audit holds", (True, True), (report["balance_holds"], books.audit.holds)),
         Row("late requests measured", 1, report["late_requests"]["n"]),
     ]
 
@@ -245,6 +241,19 @@ def run(account: Account, start: Callable[[], tuple[Supervisor, Client]], *, rea
         return play(account, supervisor, client, real=real)
 
 
+def play_mock(*options: str) -> list[Row]:
+    """Play it with the stand-in engine."""
+    with Account() as account:
+        return run(account, lambda: mock(account, options=options), real=False)
+
+
+def play_real(*options: str) -> list[Row]:
+    """Play it with real vLLM, which two variables name."""
+    engine = TinyEngine(Path(os.environ["TEST_VLLM"]), Path(os.environ["TEST_TINY_MODEL"]))
+    with Account(engine.env) as account:
+        return run(account, lambda: engine.serve(account, *options, before=BUDGET), real=True)
+
+
 def main() -> int:
     """Print the table, once or, with --real, with one and with two API servers."""
     parser = argparse.ArgumentParser(description="the published drain test")
@@ -253,17 +262,7 @@ def main() -> int:
     failed = False
     for servers in ("1", "2"):
         options = ("--api-server-count", servers)
-        if real:
-            engine = TinyEngine(Path(os.environ["TEST_VLLM"]), Path(os.environ["TEST_TINY_MODEL"]))
-            account = Account(engine.env)
-        else:
-            account = Account()
-        with account:
-
-            def start(account: Account = account, options: tuple[str, ...] = options) -> tuple[Supervisor, Client]:
-                return engine.serve(account, *options, before=BUDGET) if real else mock(account, options=options)
-
-            rows = run(account, start, real=real)
+        rows = play_real(*options) if real else play_mock(*options)
         print(f"\n{'real vLLM' if real else 'stand-in engine'}, {servers} API server(s), drain.budget 1 s")  # noqa: T201
         for row in rows:
             seen = row.seen if row.holds else f"{row.seen}, expected {row.expected}"

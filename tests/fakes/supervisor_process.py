@@ -101,9 +101,11 @@ class Account:
         }
         self._supervisors: list[Supervisor] = []
 
-    def start(self, *args: str, terminal: bool = False, env: Mapping[str, str] | None = None) -> "Supervisor":
-        """Start `vllm-supervisor ARGS`; on a terminal of its own if `terminal`."""
-        supervisor = Supervisor(args, {**self.env, **(env or {})}, terminal=terminal)
+    def start(
+        self, *args: str, terminal: bool = False, env: Mapping[str, str] | None = None, under: Sequence[str] = ()
+    ) -> "Supervisor":
+        """Start `vllm-supervisor ARGS`; on a terminal of its own if `terminal`, and by another program if `under` one."""
+        supervisor = Supervisor(args, {**self.env, **(env or {})}, terminal=terminal, under=under)
         self._supervisors.append(supervisor)
         return supervisor
 
@@ -196,12 +198,17 @@ class Output:
 class Supervisor:
     """One `vllm-supervisor serve …` (or any other of its commands) as a real process."""
 
-    def __init__(self, args: Sequence[str], env: Mapping[str, str], *, terminal: bool) -> None:
-        """Start it; `terminal` gives it a controlling terminal for both outputs, as a person's shell does."""
+    def __init__(
+        self, args: Sequence[str], env: Mapping[str, str], *, terminal: bool, under: Sequence[str] = ()
+    ) -> None:
+        """Start it; `terminal` gives it a controlling terminal for both outputs, as a person's shell does.
+
+        `under` is a program that runs the rest of its command line, such as nohup.
+        """
         self.args = list(args)
         self.started_at = time.monotonic()
         self._terminal: IO[bytes] | None = None
-        argv = [*command(), *args]
+        argv = [*under, *command(), *args]
         if terminal:
             master, slave = os.openpty()
             termios.tcsetwinsize(slave, (40, 120))
@@ -249,6 +256,10 @@ class Supervisor:
         lines = [line.rpartition("\x1b[K")[2].strip("\r") for line in self.err.text.split("\n")]
         shown = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in lines]
         return [line for line in shown if line.strip()]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Give those of its log lines that tell this event."""
+        return [line for line in self.log() if line.get("event") == name]
 
     def descendants(self) -> list[psutil.Process]:
         """Give its living descendants."""
@@ -334,6 +345,10 @@ class Client:
     def get(self, path: str) -> httpx.Response:
         """GET one path."""
         return self._http.get(path)
+
+    def post(self, path: str, body: Any) -> httpx.Response:
+        """POST one JSON body."""
+        return self._http.post(path, json=body)
 
     def chat(self, **more: Any) -> httpx.Response:
         """Ask for a small whole chat answer; `more` is merged into the request's body."""

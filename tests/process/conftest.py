@@ -19,10 +19,13 @@ def start_mock(account: Account) -> Iterator[StartMock]:
     """Give a call that starts `--engine mock serve tiny` on a free port: (options of serve, own options before it)."""
     clients: list[Client] = []
 
-    def start(*options: str, before: tuple[str, ...] = (), terminal: bool = False) -> tuple[Supervisor, Client]:
+    def start(
+        *options: str, before: tuple[str, ...] = (), terminal: bool = False, under: tuple[str, ...] = ()
+    ) -> tuple[Supervisor, Client]:
         port = free_port()
         address = ("--host", "127.0.0.1", "--port", str(port))
-        supervisor = account.start(*before, "--engine", "mock", "serve", "tiny", *address, *options, terminal=terminal)
+        words = (*before, "--engine", "mock", "serve", "tiny", *address, *options)
+        supervisor = account.start(*words, terminal=terminal, under=under)
         clients.append(Client(port))
         return supervisor, clients[-1]
 

@@ -402,3 +402,19 @@ async def test_front_door_taken_down_accounts_for_what_is_open():
         door.server.cancel()
         await door.idle()
         assert door.journal.story == [("cancelled", "stopped", "supervisor", "running", "connection_closed")]
+
+
+@in_trio
+async def test_without_its_acceptance_on_record_a_request_is_refused():
+    """Where the ledger is required and fails, the admitted request gets 503 with Retry-After, and the engine sees nothing."""
+    async with open_door() as door:
+        door.journal.fails = True
+        client = await door.client()
+        await client.post(b"/v1/chat/completions")
+        head, body = await client.answer()
+        assert head.startswith(b"HTTP/1.1 503")
+        assert b"Retry-After: " in head
+        assert json.loads(body)["error"]["code"] == "ledger_unavailable"
+        await door.idle()
+        assert door.journal.story == [("failed", "ledger_unavailable", "supervisor", "not_started", "none")]
+        assert not door.engine.heads

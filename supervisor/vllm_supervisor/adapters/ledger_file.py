@@ -1,7 +1,7 @@
 """The ledger's files: segments of JSON lines in one directory, appended, rotated, mended and pruned.
 
 Rules:
-* Blocking calls only, made by one thread at a time; every failure is an OSError for the caller to count.
+* Blocking calls only, made by one thread at a time (`sync` and `prune` aside); every failure is an OSError for the caller to count.
 * `put` appends wholly or not at all: what a full disk leaves of a write is cut off again, at once or at the next open.
 * The end of a file that a crash cut is mended before the first append.
 * A directory or file that somebody removed is made again; what was in it is gone, and `put` says so by raising first.
@@ -55,6 +55,15 @@ class LedgerFile:
             self.close()
         self._open()
         return True
+
+    @property
+    def begun(self) -> bool:
+        """Whether an open segment holds something and has room, so that `put` would only append."""
+        return self._fd >= 0 and 0 < self.size < self._segment_bytes
+
+    def there(self) -> bool:
+        """Say whether the open segment is still in its directory. Raises OSError."""
+        return self._ops.stat(self._fd).st_nlink > 0
 
     def put(self, data: bytes) -> None:
         """Append `data`. Raises OSError, and then nothing of it is in the file."""

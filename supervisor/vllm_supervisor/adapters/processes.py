@@ -61,6 +61,13 @@ def start_ticks(pid: int) -> int | None:
     return parse_stat(data).id.start_ticks if data else None
 
 
+def ended(process: ProcessId) -> bool:
+    """Say whether nothing of a process runs any more, reaped or not."""
+    data = _read(f"/proc/{process.pid}/stat")
+    stat = parse_stat(data) if data else None
+    return stat is None or stat.id != process or stat.dead
+
+
 def _member(stat: Stat) -> Member:
     name = title(stat.comm, _read(f"/proc/{stat.id.pid}/cmdline") or b"")
     return Member(

@@ -59,10 +59,12 @@ class OpenRequest:
     request_class: RequestClass
     admitted_at: float
     upgrade: bool = False
+    admin: bool = False  # an operator's call that runs on the engine's loop
     stream: bool | None = None
     sent_at: float | None = None  # first byte handed to the engine
     first_byte_at: float | None = None  # first byte of the engine's answer
-    last_byte_at: float | None = None
+    last_byte_at: float | None = None  # last byte of the answer that the engine had to work for
+    engine_since: float | None = None  # since when the next move is the engine's; None while it is the client's
     engine_id: str | None = None  # the X-Request-Id the engine was given
     cut: Callable[[Cut], bool] = field(default=_cannot_cut, repr=False)  # says whether that is what ended it
 

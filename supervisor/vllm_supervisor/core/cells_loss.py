@@ -37,8 +37,9 @@ def exited(state: State, fact: facts.Exited, moment: Moment, _policy: Policy) ->
 @on(*ALIVE, fact=facts.MemberDied, to=(Node.KILLING,))
 def member_died(state: State, fact: facts.MemberDied, moment: Moment, policy: Policy) -> Step:
     """An engine without its core never recovers, and vLLM needs seconds to notice: end it now."""
-    sentence = f"{fact.name} (pid {fact.pid}) died under the running engine"
-    state = replace(state, first_dead=(*state.first_dead, fact.name))
+    dead = (f"{fact.name} (pid {fact.pid})", *fact.others)
+    state = replace(state, first_dead=(*state.first_dead, *dead))
+    sentence = f"{' and '.join(dead)} died under the running engine"
     return put_down(state, moment, policy, Why.CORE_DIED, sentence)
 
 
@@ -77,7 +78,7 @@ def condemned(state: State, fact: facts.Condemned, moment: Moment, policy: Polic
     return replace(state, node=Node.EXAMINING, why=why, why_sentence=fact.sentence), [
         orders.Record("condemned", fact.sentence, level="error"),
         orders.SetTimer(Timer.EVIDENCE, moment.now + policy.evidence_takes),
-        orders.SaveEvidence(fact.sentence),
+        orders.SaveEvidence("failing" if fact.failing else "stuck"),
     ]
 
 
@@ -107,7 +108,8 @@ def end_condemned(state: State, moment: Moment, policy: Policy) -> Step:
 @on(Node.STARTING, fact=facts.MemberDied, to=(Node.LOSING,))
 def member_died_loading(state: State, fact: facts.MemberDied, moment: Moment, policy: Policy) -> Step:
     """A core that fails during the load leaves its reason to the main process, which ends by itself."""
-    state = replace(state, node=Node.LOSING, first_dead=(*state.first_dead, fact.name))
+    dead = (f"{fact.name} (pid {fact.pid})", *fact.others)
+    state = replace(state, node=Node.LOSING, first_dead=(*state.first_dead, *dead))
     return state, [orders.ClearTimer(Timer.START), orders.SetTimer(Timer.FAREWELL, moment.now + policy.farewell)]
 
 

@@ -21,6 +21,8 @@ class Ending(Enum):
     LEDGER = auto()  # its acceptance could not be written, and ledger.required is set
     STOPPED = auto()  # the front door itself was taken down with the exchange open
 
+    __hash__ = object.__hash__  # members are singletons; the default hashes the name, slowly
+
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
@@ -37,7 +39,7 @@ class Meaning:
 MEANINGS: dict[Ending, Meaning] = {
     Ending.ANSWERED: Meaning(Outcome.COMPLETED, "", EndedBy.ENGINE),
     Ending.ENGINE_FAILED: Meaning(
-        Outcome.FAILED, "engine_failed", EndedBy.ENGINE, 502, "the engine broke off before it had answered"
+        Outcome.FAILED, "engine_failed", EndedBy.ENGINE, 502, "the engine broke off before its answer was complete"
     ),
     Ending.CLIENT_LEFT: Meaning(Outcome.CANCELLED, "client_left", EndedBy.CLIENT),
     Ending.CLIENT_STALLED: Meaning(Outcome.CANCELLED, "client_stalled", EndedBy.SUPERVISOR),

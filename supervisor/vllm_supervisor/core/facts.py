@@ -81,10 +81,14 @@ class BecameReady:
 
 @dataclass(frozen=True, slots=True)
 class MemberDied:
-    """An EngineCore or Worker of the running incarnation ended while the main process still lives."""
+    """An EngineCore or Worker of the running incarnation ended while the main process still lives.
+
+    `others` are further ones that were found dead at that moment, "NAME (pid N)": which of them was first is unknown.
+    """
 
     pid: int
     name: str
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,7 +214,8 @@ def _tracks(memory: Memory, seen: Observation, policy: HealthPolicy) -> dict[str
     for label in labels:
         beacon = beacons.get(label)
         silent = door is None or (
-            door.silent_since is not None and (alone or seen.at - door.silent_since >= progress.SILENCE)
+            door.silent_since is not None
+            and (alone or seen.at - door.silent_since >= min(progress.SILENCE, policy.waits_slow[0]))
         )
         tracks[label] = progress.observe(
             memory.tracks.get(label),

@@ -21,9 +21,9 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class SaveEvidence:
-    """Write down what can be seen of the engine before it is touched; answers with `EvidenceSaved`."""
+    """Write down what can be seen of the engine before it is touched, for `cause`; answers with `EvidenceSaved`."""
 
-    sentence: str
+    cause: str
 
 
 @dataclass(frozen=True, slots=True)

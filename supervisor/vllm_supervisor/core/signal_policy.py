@@ -68,6 +68,9 @@ TABLE: dict[str, dict[Phase, Cell]] = {
 }
 # fmt: on
 
+# Signals without a row of their own of which a process dies unless it receives them: a stray one must not end us.
+STRAY: frozenset[str] = frozenset({"SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGPWR", "SIGSTKFLT"})
+
 # Signals that `signals.forward` may list: not ours, not what cannot be caught, not what the kernel sends for our faults.
 FORWARDABLE: frozenset[str] = frozenset(SIGNALS.values()) - TABLE.keys() - {
     f"SIG{name}" for name in ("KILL", "STOP", "CHLD", "ILL", "TRAP", "ABRT", "BUS", "FPE", "SEGV", "SYS", "PIPE")

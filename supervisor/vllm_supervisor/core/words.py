@@ -6,7 +6,13 @@ Each is public (status, ledgers, metrics and messages show these strings), so a 
 from enum import StrEnum
 
 
-class Phase(StrEnum):
+class Word(StrEnum):
+    """A word that is its own spelling, also as a key: it hashes as the string it equals, and as fast."""
+
+    __hash__ = str.__hash__
+
+
+class Phase(Word):
     """Where the supervisor is in its own life; it only moves forward, and only by a stop."""
 
     RUNNING = "running"
@@ -16,7 +22,7 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
-class EngineState(StrEnum):
+class EngineState(Word):
     """Where the engine is; `down` is between two incarnations, `parked` is given up but alive to tell."""
 
     STARTING = "starting"
@@ -27,7 +33,7 @@ class EngineState(StrEnum):
     UNKILLABLE = "unkillable"
 
 
-class ClosedReason(StrEnum):
+class ClosedReason(Word):
     """Why admission is closed. The order is the order of precedence: the first that holds is the one shown."""
 
     STOPPING = "stopping"
@@ -42,7 +48,7 @@ class ClosedReason(StrEnum):
     PAUSED = "paused"
 
 
-class Verdict(StrEnum):
+class Verdict(Word):
     """What the health classifier says of the engine."""
 
     STARTING = "starting"
@@ -59,7 +65,19 @@ class Verdict(StrEnum):
     DEAD = "dead"
 
 
-class RequestClass(StrEnum):
+def verdict_line(verdict: str, sentence: str, held: str = "") -> str:
+    """Say a verdict, how long it has held ("" or "for 5 s") and its sentence, the verdict only once.
+
+    Some sentences begin with their verdict, since they also stand alone ("busy and healthy: 3 running").
+    """
+    since = f"{verdict} {held}" if held else verdict
+    rest = sentence.removeprefix(verdict)
+    if not sentence or (rest.startswith((":", " ")) and rest != sentence):
+        return since + rest
+    return f"{since}: {sentence}"
+
+
+class RequestClass(Word):
     """The fixed, small set of request classes: the only thing about a request's content that is ever written."""
 
     CHAT = "chat"
@@ -74,7 +92,7 @@ class RequestClass(StrEnum):
     OTHER = "other"
 
 
-class Outcome(StrEnum):
+class Outcome(Word):
     """How a request ended for its client: exactly one for each accepted request."""
 
     COMPLETED = "completed"
@@ -83,7 +101,7 @@ class Outcome(StrEnum):
     OPEN = "open"
 
 
-class EndedBy(StrEnum):
+class EndedBy(Word):
     """Which side ended an exchange first."""
 
     ENGINE = "engine"
@@ -91,7 +109,7 @@ class EndedBy(StrEnum):
     SUPERVISOR = "supervisor"
 
 
-class ExecutionState(StrEnum):
+class ExecutionState(Word):
     """What is known of the engine's work for a request; never added to the outcomes."""
 
     NOT_STARTED = "not_started"
@@ -101,7 +119,7 @@ class ExecutionState(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Evidence(StrEnum):
+class Evidence(Word):
     """What an execution state rests on."""
 
     ANSWER = "answer"
@@ -113,7 +131,7 @@ class Evidence(StrEnum):
     NONE = "none"
 
 
-class Cut(StrEnum):
+class Cut(Word):
     """Why we end an exchange ourselves; also the `code` of the error the client reads."""
 
     DRAIN_DEADLINE = "drain_deadline"

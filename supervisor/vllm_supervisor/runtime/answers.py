@@ -10,9 +10,8 @@ from vllm_supervisor.core.lifecycle import Node, State, engine_state
 from vllm_supervisor.core.retry_after import retry_after
 from vllm_supervisor.core.timeouts import Limits
 from vllm_supervisor.core.view import View
-from vllm_supervisor.core.words import Verdict
 from vllm_supervisor.runtime.incarnation import Incarnation
-from vllm_supervisor.runtime.watch import Watch
+from vllm_supervisor.runtime.watch import UNREADY, Watch
 
 
 class Answers:
@@ -40,9 +39,9 @@ class Answers:
         """The state of the moment as the public address shows it."""
         state = self._state()
         judged = self._watch.judgement
-        degraded = judged is not None and judged.verdict is Verdict.DEGRADED
-        ready = self._gate.reason is None and state.node is Node.READY and not degraded
-        reason = "" if ready else self._gate.sentence or (judged.sentence if degraded and judged else state.problem)
+        unwell = judged.sentence if judged is not None and judged.verdict in UNREADY else ""
+        ready = self._gate.reason is None and state.node is Node.READY and not unwell
+        reason = "" if ready else self._gate.sentence or unwell or state.why_sentence or state.problem
         return View(state.phase, engine_state(state), reason, ready, state.started)
 
     def retry_after(self, rejection: Rejection) -> int:

@@ -43,6 +43,8 @@ from vllm_supervisor.core.ledger import Clock, LedgerPolicy
 from vllm_supervisor.core.lifecycle import Policy
 from vllm_supervisor.core.plan import Plan
 from vllm_supervisor.core.restart import RestartPolicy
+from vllm_supervisor.core.signal_names import NUMBERS
+from vllm_supervisor.core.signal_policy import STRAY
 from vllm_supervisor.core.timeouts import Limits
 from vllm_supervisor.runtime.journal import LedgerJournal, LineFactory, RunIdentity
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
@@ -86,7 +88,7 @@ def run(plan: Plan) -> int:
     """
     fill_standard_descriptors()
     hangup_ignored = signals.ignored(signal.SIGHUP)
-    received = Signals((*OURS, *(signal.Signals[name] for name in plan.config.signals.forward)))
+    received = Signals((*OURS, *(NUMBERS[name] for name in {*STRAY, *plan.config.signals.forward})))
     streams = Streams(plan.environ.get("TERM", ""))
     form = plan.config.log.format
     logger = log.build(

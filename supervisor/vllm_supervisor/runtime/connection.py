@@ -34,7 +34,7 @@ LINGER_QUIET = 2.0
 LINGER_TOTAL = 30.0
 _TURN = 16  # requests of one client that are answered before others have their turn
 _END_OF_HEAD = b"\r\n\r\n"
-_TO_ENGINE = frozenset({Kind.GATED, Kind.CHEAP})
+_TO_ENGINE = (Kind.GATED, Kind.CHEAP)
 _BROKEN_OFF = frozenset({Ending.CLIENT_LEFT, Ending.CLIENT_STALLED, Ending.STOPPED})
 
 
@@ -75,7 +75,7 @@ class Connection:
         self._hall = hall
         self._link = link
         self._health_only = health_only
-        self._parking = Parking()
+        self._parking = Parking(hall.desk.pump)
         self._work: Callable[[], Awaitable[None]] | None = None
         self._inbox = b""
         self._scanned = 0
@@ -95,12 +95,20 @@ class Connection:
                 await self._parking.wait()
                 work, self._work = self._work, None
                 if work is not None and not self._link.closed:
-                    await work()
+                    await self._do(work)
         finally:
             self._hall.waiting.pop(self, None)
             if self._exchange is not None:
                 self._exchange.stop()
             self._link.close()
+
+    async def _do(self, work: Callable[[], Awaitable[None]]) -> None:
+        pump = self._hall.desk.pump
+        pump.at_work += 1
+        try:
+            await work()
+        finally:
+            pump.at_work -= 1
 
     def _later(self, work: Callable[[], Awaitable[None]]) -> None:
         """Let the task do `work`."""

@@ -15,6 +15,7 @@ from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.events import Events
 from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.lifecycle import State
+from vllm_supervisor.core.words import verdict_line
 
 MAX_EVENTS = 1000
 LOOK_EVERY = 0.1  # seconds between looks for new events of a follower, and for a drain that ended
@@ -151,5 +152,5 @@ class Control:
         await trio.sleep(LOOK_EVERY)  # a look takes milliseconds; what it found is the answer
         health = self._status()["health"]
         said = f"{source.strip()[:100]} ({call.peer}) reports: {reason.strip()[:500]}"
-        self._say("report", f"{said}; judged {health['verdict']}: {health['sentence']}")
+        self._say("report", f"{said}; judged {verdict_line(health['verdict'], health['sentence'])}")
         return Answer(202, {"recorded": True, "verdict": health["verdict"], "sentence": health["sentence"]})

@@ -35,6 +35,7 @@ from vllm_supervisor.core.probe import PROBE_ID_PREFIX
 from vllm_supervisor.runtime.incarnation import Body, Incarnation, Readiness
 
 KEEP_ALIVE = 75  # seconds the engine keeps an idle connection of ours: longer than our pool does
+LAST_WORDS = 5.0  # seconds before its end in which a dying engine tells its clients itself (vLLM 0.32 needs 4)
 LONGEST_HOME = 107 - 37  # bytes: vLLM names its sockets by 36 characters, and a socket's path has 107 bytes (unix(7))
 PROVE_WITHIN = 10.0  # seconds for KILLed processes to go
 # Errors of a spawn that say nothing against the command: what was missing may be there in a moment.
@@ -55,12 +56,12 @@ class EngineRoom:
         cgroup: Cgroup | Unavailable,
         tell: Callable[[Fact], None],
         forward: Callable[[Sequence[bytes]], None],
-        requests_lost: Callable[[], int],
+        requests_lost: Callable[[float], int],
         log: Any,
     ) -> None:
         """`instance` and `run` mark the engine's processes; `forward` takes the engine's lines.
 
-        `requests_lost` counts the requests of this run that ended because their engine did.
+        `requests_lost` counts the requests that failed or were cut since a time (monotonic seconds).
         """
         self._plan = plan
         self._nursery = nursery
@@ -71,7 +72,6 @@ class EngineRoom:
         self._tell = tell
         self._forward = forward
         self._requests_lost = requests_lost
-        self._lost_before = 0
         self._log = log
         self.current: Incarnation | None = None
 
@@ -111,14 +111,13 @@ class EngineRoom:
         tree = Tree(child.id, marker, spawned=children.owned, subreaper=self._subreaper)
         body = Body(number, home, child, tree, group, steps, self._plan.config.engine.beacon == "require", address)
         self.current = Incarnation(body, forward=self._forward, tell=self._tell, started_at=clock.monotonic())
-        self._lost_before = self._requests_lost()
         self._tell(facts.Spawned(child.pid))
         self._nursery.start_soon(self.current.run, self._readiness(number))
 
     def terminate(self) -> None:
         """TERM to the main process, once."""
         if self.current is not None:
-            self.current.body.child.terminate()
+            self.current.terminate()
 
     def kill_tree(self) -> None:
         """KILL to everything; the sweep that follows the main process's end proves it."""
@@ -156,7 +155,9 @@ class EngineRoom:
         evidence = ended.evidence()
         self._clear(ended, killed)
         self.current = None
-        self._tell(facts.SweepDone(evidence, self._requests_lost() - self._lost_before))
+        self._tell(
+            facts.SweepDone(evidence, self._requests_lost(max(ended.started_at, ended.going_since - LAST_WORDS)))
+        )
 
     async def _sweep_earlier(self) -> list[Member]:
         """End what a run that died left behind; with `engine.sweep` off only look."""
@@ -189,7 +190,9 @@ class EngineRoom:
         if isinstance(body.group, EngineGroup):
             body.group.remove()
         if killed or removed.names or removed.kept:
-            self._log.warning("swept", sentence=f"the engine left something behind: {_left_behind(killed, removed)}")
+            # Workers regularly outlive the main process by a moment: that alone is nothing to be warned of.
+            say = self._log.warning if removed.names or removed.kept else self._log.info
+            say("swept", sentence=f"the engine left something behind: {_left_behind(killed, removed)}")
 
     # -- parts -------------------------------------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ class Exchange:
     """One request of one client. `over` is called once, when it is refused (with None) or has ended (with its relay)."""
 
     __slots__ = (
+        "_admin",
         "_body",
         "_client",
         "_desk",
@@ -75,6 +76,7 @@ class Exchange:
         self._client = client
         self._head = head
         self._request_class = route.request_class
+        self._admin = route.admin
         self._ledgered = route.kind is Kind.GATED
         self._over = over
         self._body = b""
@@ -176,6 +178,7 @@ class Exchange:
         desk = self._desk
         self._request = request
         request.upgrade = self._head.upgrade
+        request.admin = self._admin
         request.cut = self._cut
         relay = self._relay = Relay(
             desk.pump,

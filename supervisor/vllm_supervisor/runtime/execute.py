@@ -30,8 +30,8 @@ class Hands:
     ) -> None:
         """`record` says an event once; `document` writes down how everything ended and then tells `Documented`.
 
-        `enter` takes the new phase; `save_evidence` writes a bundle and then tells `EvidenceSaved`. `background` lists
-        the answered requests that run on (id, admitted at); `awaited` says whether the engine may still confirm an end.
+        `enter` takes the new phase; `save_evidence` writes a bundle for a cause and then tells `EvidenceSaved`. `background`
+        lists the answered requests that run on (id, admitted at); `awaited` says whether the engine may still confirm an end.
         """
         self._gate = gate
         self._room = room
@@ -73,8 +73,8 @@ class Hands:
                 self._record(order)
             case orders.EnterPhase(phase=phase):
                 self._enter(phase)
-            case orders.SaveEvidence(sentence=sentence):
-                self._save_evidence(sentence)
+            case orders.SaveEvidence(cause=cause):
+                self._save_evidence(cause)
             case orders.Document():
                 self._document()
             case orders.End():

@@ -78,11 +78,12 @@ class Incarnation:
         self.started_at = started_at
         self._tell = tell
         self._pump = Pump(body.child.stdout, body.child.stderr, forward=forward, on_line=self._line)
-        self._watched: set[ProcessId] = set()
+        self._watched: dict[ProcessId, str] = {}  # its parts, by name
         self._segments = leftovers.Segments()
         self._said_dead = trio.Event()
         self._over = trio.Event()
         self._ended_at: float | None = None
+        self._going_since: float | None = None
 
     async def run(self, readiness: Readiness) -> None:
         """Watch over this life; returns when its main process has ended and its output was read."""
@@ -90,17 +91,33 @@ class Incarnation:
             output.start_soon(self._pump.run)
             async with trio.open_nursery() as watchers:
                 watchers.start_soon(self._watch_tree, watchers)
-                watchers.start_soon(self._become_ready, readiness)
+                watchers.start_soon(self._become_ready, readiness, watchers)
                 watchers.start_soon(self._watch_words)
                 raw = await self.body.child.wait()
                 watchers.cancel_scope.cancel()
             self._ended_at = clock.monotonic()
+            self._goes()
             self._tell(facts.Exited(raw))
             self._over.set()
             # What is left of the tree may hold the pipes open: the sweep ends it, and then this ends.
 
+    @property
+    def going_since(self) -> float:
+        """When its end began: our first signal, or its death (monotonic seconds)."""
+        return clock.monotonic() if self._going_since is None else self._going_since
+
+    def _goes(self) -> None:
+        if self._going_since is None:
+            self._going_since = clock.monotonic()
+
+    def terminate(self) -> None:
+        """TERM to its main process, once."""
+        self._goes()
+        self.body.child.terminate()
+
     def kill(self) -> None:
         """KILL to every process of it that is there just now."""
+        self._goes()
         if isinstance(self.body.group, EngineGroup):
             self.body.group.kill()
         processes.kill(member.id for member in self.body.tree.remaining())
@@ -150,19 +167,27 @@ class Incarnation:
         """See each of vLLM's own processes end at once, by its pidfd; new ones are looked for."""
         segments_due = 0.0
         while True:
-            members = self.body.tree.look()
-            for member in members:
-                if member.id not in self._watched and member.id != self.body.child.id and _is_part(member):
-                    self._watched.add(member.id)
-                    nursery.start_soon(self._watch_member, member)
-            if clock.monotonic() >= segments_due:
-                self._segments.look(member.id.pid for member in members if not member.dead)
+            segments = clock.monotonic() >= segments_due
+            if segments:
                 segments_due = clock.monotonic() + (SEGMENTS_EVERY if self.ready else LOOK_EVERY)
+            self._look(nursery, segments=segments)
             await trio.sleep(LOOK_LATER if self.ready else LOOK_EVERY)
+
+    def _look(self, nursery: trio.Nursery, *, segments: bool) -> None:
+        """Watch the parts that are new, those too that ended before they were seen; with `segments` note their memory."""
+        members = self.body.tree.look()
+        for member in members:
+            if member.id not in self._watched and member.id != self.body.child.id and member.name.startswith(TITLES):
+                self._watched[member.id] = member.name
+                nursery.start_soon(self._watch_member, member)
+        if segments:
+            self._segments.look(member.id.pid for member in members if not member.dead)
 
     async def _watch_member(self, member: Member) -> None:
         await processes.watch(member.id)
-        self._tell(facts.MemberDied(member.id.pid, member.name))
+        others = [one for one in self._watched if one != member.id and processes.ended(one)]
+        named = tuple(f"{self._watched[one]} (pid {one.pid})" for one in others)
+        self._tell(facts.MemberDied(member.id.pid, member.name, named))
 
     async def _watch_words(self) -> None:
         """An engine that says it is dead is asked once more: words alone, which a client may have chosen, end nothing."""
@@ -175,18 +200,18 @@ class Incarnation:
             self._said_dead = trio.Event()
         self._tell(facts.ReportedDead(f"the engine said that it is dead and did not end within {DEAD_FOR:g} s"))
 
-    async def _become_ready(self, readiness: Readiness) -> None:
+    async def _become_ready(self, readiness: Readiness, watchers: trio.Nursery) -> None:
         """Ask until the engine is ready; the start deadline, not this task, ends a load that leads nowhere."""
         address = self.body.address
         if address is None:
-            self._ready("it has no HTTP front to ask")
+            self._ready("it has no HTTP front to ask", watchers)
             return
         while True:
             check = await _ask(address, readiness)
             if check.check.ready:
                 break
             await trio.sleep(ASK_EVERY if check.check is ReadyCheck.REFUSED else ASK_AGAIN)
-        self._ready(check.sentence if check.check is ReadyCheck.UNPROVEN else "")
+        self._ready(check.sentence if check.check is ReadyCheck.UNPROVEN else "", watchers)
 
     def _beacon_reports(self) -> bool:
         if self.body.beacon is None:
@@ -197,17 +222,13 @@ class Incarnation:
         finally:
             reader.close()
 
-    def _ready(self, note: str) -> None:
+    def _ready(self, note: str, watchers: trio.Nursery) -> None:
         if self.body.beacon_required and not self._beacon_reports():
             self._tell(facts.SpawnFailed("the engine reports no steps, and engine.beacon = require; set it to auto"))
             return
         self.ready = True
-        self.note_segments()
+        self._look(watchers, segments=True)
         self._tell(facts.BecameReady(note))
-
-
-def _is_part(member: Member) -> bool:
-    return not member.dead and member.name.startswith(TITLES)
 
 
 async def _ask(address: Address, readiness: Readiness) -> ReadyResult:

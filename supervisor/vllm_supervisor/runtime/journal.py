@@ -94,6 +94,7 @@ class LedgerJournal:
         self._register = ExecutionRegister()
         self._open: dict[str, OpenRequest] = {}
         self._incs: dict[str, int] = {}  # incarnation of each id that has no final execution or no outcome yet
+        self._held: list[bytes] = []  # execution lines of the exchange whose outcome comes next
         self._final: set[str] = set()  # ids whose execution is final while their outcome is still to come
         self._rejected: Counter[tuple[RequestClass, str]] = Counter()
         self._rejected_second = 0
@@ -103,19 +104,26 @@ class LedgerJournal:
 
     # -- what the front door says (core.journal.Journal) -------------------------------------------------------
 
-    def accepted_now(self, _request: OpenRequest) -> bool:
-        """Never without waiting: lines are written by a thread, because a disk may hang and the loop must not."""
-        return False
+    def accepted_now(self, request: OpenRequest) -> bool:
+        """Write the acceptance if the writer can do so at once."""
+        line = self._lines.accepted(self.inc, request.id, request.request_class)
+        if not self._writer.append_now(line, opens=request.id):
+            return False
+        self._enter(request)
+        return True
 
     async def accepted(self, request: OpenRequest) -> bool:
         """Write the acceptance; returns once it is in the file, or False if that failed and the ledger is required."""
+        self._enter(request)
+        line = self._lines.accepted(self.inc, request.id, request.request_class)
+        written = await self._writer.append_and_wait(line, request.id)
+        return written or not self._required
+
+    def _enter(self, request: OpenRequest) -> None:
         self.requests.accepted += 1
         self._open[request.id] = request
         self._incs[request.id] = self.inc
         self._register.begin(request.id, self.inc, request.admitted_at)
-        line = self._lines.accepted(self.inc, request.id, request.request_class)
-        written = await self._writer.append_and_wait(line, request.id)
-        return written or not self._required
 
     def outcome(self, outcome: RequestOutcome) -> None:
         """Write the one outcome of a request. Raises KeyError if it has one already or was never accepted."""
@@ -134,18 +142,26 @@ class LedgerJournal:
             elif request.sent_at is None:
                 changes += self._register.told(outcome.id, ExecutionState.NOT_STARTED, Evidence.NONE)
         changes += self._register.ended(outcome.id, self._clock.monotonic())
-        line = self._lines.outcome(inc, outcome)
+        lines = (*self._held, self._lines.outcome(inc, outcome))
+        self._held.clear()
         if outcome.id in self._final:
             self._final.discard(outcome.id)
             del self._incs[outcome.id]
-            self._writer.append(line, settles=outcome.id)
+            self._writer.append(*lines, settles=outcome.id)
         else:
-            self._writer.append(line)
+            self._writer.append(*lines)
         self._write(changes)
 
     def execution(self, request_id: str, state: ExecutionState, evidence: Evidence) -> None:
         """Write what is known of the engine's work for a request; what better evidence contradicts is dropped."""
-        self._write(self._register.told(request_id, state, evidence))
+        changes = self._register.told(request_id, state, evidence)
+        if request_id not in self._open:
+            self._write(changes)
+            return
+        for change in changes:  # written with the outcome that follows, in one go
+            if change.state in FINAL:
+                self._final.add(request_id)
+            self._held.append(self._lines.execution(self._incs[request_id], request_id, change.state, change.evidence))
 
     def rejected(self, request_class: RequestClass, reason: str) -> None:
         """Count a refusal."""

@@ -1,20 +1,19 @@
-"""Writes the ledger in a thread of its own, so that a slow disk never stalls the loop.
+"""Writes the ledger, so that a slow disk never stalls the loop: the usual line at once, all others in a thread.
 
 Rules:
-* One write(2) takes everything that waits. Only a request that is being accepted waits for it; every other line is
-  handed over and forgotten by the loop.
+* The loop itself writes (`append_now`) while nothing waits, nothing failed, no sync is under way (a disk that hangs
+  shows there first) and writing has been quick: an append to the page cache takes microseconds, a thread's turn ten
+  times that. Else the writer's thread takes all that waits in one write(2), and only an acceptance waits for it.
 * `sync`: "always" waits for fsync as well; "interval" syncs from a second thread, so nobody waits; "off" leaves it to
   the kernel. A written line survives our death by SIGKILL; only a synced one survives power loss.
-* Only the writer's thread touches the file. Loop and threads share a queue, bounded in bytes, and a few numbers under
-  one lock that is never held during I/O.
+* Loop and threads share a queue, bounded in bytes, and a few numbers under one lock that is never held during I/O. The
+  loop touches the file only while the writer's thread has nothing in hand.
 * A failing write is tried again a few times; then its lines are counted as lost, later ones get one try each, and the
   first that succeeds is preceded by a `gap` line with the count; `retry` tries with nothing but that line. Failure is a
   value to read (`health`), never raised.
-
-The threads are daemons: a disk that hangs in the kernel cannot keep us from ending.
+* The threads are daemons: a hung disk cannot keep us from ending.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -24,13 +23,16 @@ from dataclasses import dataclass, field
 import trio
 
 from vllm_supervisor.adapters.ledger_file import LedgerFile
+from vllm_supervisor.core.disk_trust import DiskTrust
 from vllm_supervisor.core.errors import SetupError
 from vllm_supervisor.core.ledger import LedgerHealth, LedgerPolicy
+from vllm_supervisor.runtime.ledger_sync import LedgerSync
 
 QUEUE_LIMIT = 16 * 1024 * 1024  # bytes that may wait; more means the disk has been stuck for long
 ACCEPT_LIMIT_S = 5.0  # the longest a request waits for its line while the disk hangs
 RETRIES_S = (0.02, 0.1, 0.3)  # pauses before each further try
 PRUNE_EVERY_S = 3600.0
+LOOK_EVERY_S = 0.1  # how often the loop looks whether its file was removed
 
 
 @dataclass(slots=True)
@@ -62,24 +64,25 @@ class LedgerWriter:
         self._monotonic, self._wall = monotonic, wall
         lock = threading.Lock()
         self._more = threading.Condition(lock)  # the writer waits for lines
-        self._dirty = threading.Condition(lock)  # the syncer waits for something to sync
         self._lock = lock
+        self._sync = LedgerSync(file, lock, policy.interval_s, monotonic)
+        self._by_interval = policy.sync == "interval"
         self._threads: list[threading.Thread] = []
         self._token: trio.lowlevel.TrioToken | None = None
         # under the lock
         self._pending = _Batch()
         self._busy: _Batch | None = None
         self._busy_since = 0.0
-        self._closing = self._writer_done = self._retrying = False
+        self._closing = self._retrying = False
         self._homes: dict[str, int] = {}  # unsettled id -> the segment that holds its acceptance
         self._may_prune = False  # only once recovery has said what earlier runs left open
-        self._handles: list[int] = []  # descriptors for the syncer; the last one is of the open segment
-        self._unsynced = 0
-        self._written = self._lost = self._late = self._at_risk = 0
+        self._written = self._lost = self._late = 0
         self._segment = 0
         self._error = ""
         self._write_failed: float | None = None
-        self._sync_failed: float | None = None
+        self._trust = DiskTrust()
+        self._look_at = 0.0
+        self._always = policy.sync == "always"
         # the writer's own
         self._gap_told = 0
         self._segment_lines = 0
@@ -98,15 +101,53 @@ class LedgerWriter:
                 "set state_dir to a directory that can be written"
             ) from error
         self._opened()
-        targets = [self._write_forever] + ([self._sync_forever] if self._policy.sync == "interval" else [])
+        targets = [self._write_forever] + ([self._sync.run] if self._by_interval else [])
         self._threads = [threading.Thread(target=target, name="ledger", daemon=True) for target in targets]
         for thread in self._threads:
             thread.start()
 
-    def append(self, line: bytes, *, settles: str = "") -> None:
-        """Hand a line over. `settles` names the id whose account it closes."""
+    def append(self, *lines: bytes, settles: str = "") -> None:
+        """Write lines, or hand them over. `settles` names the id whose account the last one closes."""
+        if self.append_now(*lines, settles=settles):
+            return
         with self._lock:
-            self._enqueue(line, settles, opens=False)
+            for position, line in enumerate(lines, 1):
+                self._enqueue(line, settles if position == len(lines) else "", opens=False)
+
+    def append_now(self, *lines: bytes, opens: str = "", settles: str = "") -> bool:
+        """Write lines at once if that is surely quick; False: nothing was done."""
+        began = self._monotonic()
+        file = self._file
+        with self._lock:
+            if (
+                self._busy is not None
+                or self._pending.lines
+                or self._closing
+                or self._sync.busy_or_failed
+                or self._always
+                or self._write_failed is not None
+                or self._lost > self._gap_told
+                or not self._trust.holds(began)
+                or not file.begun
+            ):
+                return False
+        try:
+            if began >= self._look_at:
+                self._look_at = began + LOOK_EVERY_S
+                if not file.there():
+                    return False
+            file.put(lines[0] if len(lines) == 1 else b"".join(lines))
+        except OSError:
+            return False  # the writer's thread meets the same fault, and knows what to do
+        self._trust.took(began, self._monotonic())
+        self._segment_lines += len(lines)
+        with self._lock:
+            if opens:
+                self._homes[opens] = self._segment
+            elif settles:
+                self._homes.pop(settles, None)
+            self._note_written(len(lines))
+        return True
 
     async def append_and_wait(self, line: bytes, opens: str) -> bool:
         """Hand over the line that opens an account; return whether it is in the file, once that is known or overdue."""
@@ -151,7 +192,7 @@ class LedgerWriter:
         with self._lock:
             self._closing = True
             self._more.notify()
-            self._dirty.notify()
+            self._sync.close(writer_done=False)
         deadline = self._monotonic() + limit_s
 
         def join() -> bool:
@@ -170,16 +211,16 @@ class LedgerWriter:
     def health(self) -> LedgerHealth:
         """Say how the writing goes, from memory."""
         with self._lock:
-            since = self._write_failed if self._write_failed is not None else self._sync_failed
+            since = self._write_failed if self._write_failed is not None else self._sync.failed_since
             if since is None and self._busy is not None and self._monotonic() - self._busy_since > ACCEPT_LIMIT_S:
                 since = self._busy_since
             return LedgerHealth(
                 failed=since is not None,
                 since=since,
-                error=self._error,
+                error=self._error or self._sync.error,
                 lost=self._lost,
                 late=self._late,
-                at_risk=self._at_risk,
+                at_risk=self._sync.at_risk,
                 written=self._written,
                 queued=self._pending.size + (self._busy.size if self._busy else 0),
                 segment=self._segment,
@@ -206,7 +247,7 @@ class LedgerWriter:
                 if not self._pending.lines and not self._closing and not self._retrying:
                     self._more.wait(PRUNE_EVERY_S)
                 batch, self._pending = self._pending, _Batch()
-                failed = self._write_failed is not None or self._sync_failed is not None
+                failed = self._write_failed is not None or self._sync.failed_since is not None
                 again, self._retrying = self._retrying and failed, False
                 ends = self._closing and not batch.lines
                 if batch.lines:
@@ -224,8 +265,7 @@ class LedgerWriter:
             if ends:
                 self._file.close()
                 with self._lock:
-                    self._writer_done = True
-                    self._dirty.notify()
+                    self._sync.close(writer_done=True)
                 return
 
     def _write_batch(self, batch: _Batch) -> None:
@@ -246,18 +286,19 @@ class LedgerWriter:
         self._segment_lines += len(batch.lines)
         with self._lock:
             self._write_failed = None
-            self._written += len(batch.lines)
             for request_id, opens in batch.holds:
                 if opens:
                     self._homes[request_id] = self._segment
                 else:
                     self._homes.pop(request_id, None)
-            if self._policy.sync == "interval":
-                if not self._unsynced:
-                    self._dirty.notify()
-                self._unsynced += len(batch.lines)
+            self._note_written(len(batch.lines))
         if self._policy.sync == "always":
-            self._sync(None, len(batch.lines))
+            self._sync.sync(None, len(batch.lines))
+
+    def _note_written(self, lines: int) -> None:
+        self._written += lines
+        if self._by_interval:
+            self._sync.wrote(lines)
 
     def _put(self, data: bytes) -> None:
         try:
@@ -287,9 +328,8 @@ class LedgerWriter:
         with self._lock:
             if self._file.number != self._segment:
                 self._segment, self._segment_lines = self._file.number, 0
-            if self._policy.sync == "interval":
-                self._handles.append(self._file.handle())
-                self._dirty.notify()
+            if self._by_interval:
+                self._sync.opened(self._file.handle())
         self._prune_at = 0.0
 
     def _oldest_needed(self) -> int:
@@ -306,41 +346,3 @@ class LedgerWriter:
             self._file.prune(
                 oldest_needed=self._oldest_needed(), now=self._wall(), keep_s=policy.keep_s, max_bytes=policy.max_bytes
             )
-
-    # -- fsync -------------------------------------------------------------------------------------------------
-
-    def _sync_forever(self) -> None:
-        """Sync what was written, at most once an interval; the writer goes on meanwhile, on the same file."""
-        while True:
-            with self._lock:
-                self._dirty.wait_for(
-                    lambda: self._unsynced or len(self._handles) > 1 or self._closing or self._sync_failed is not None
-                )
-                self._dirty.wait_for(lambda: self._closing, self._policy.interval_s)
-                if self._closing:
-                    self._dirty.wait_for(lambda: self._writer_done)
-                last = self._writer_done
-                lines, self._unsynced = self._unsynced, 0
-                handles = list(self._handles)
-                del self._handles[: len(handles) if last else -1]
-            for position, handle in enumerate(handles):
-                if lines or self._sync_failed is not None:
-                    self._sync(handle, lines)
-                if last or position < len(handles) - 1:
-                    os.close(handle)
-            if last:
-                return
-
-    def _sync(self, handle: int | None, lines: int) -> None:
-        """Sync one descriptor. After a failure the kernel may have dropped the pages: nothing proves those lines."""
-        try:
-            self._file.sync(handle)
-        except OSError as error:
-            with self._lock:
-                self._at_risk += lines
-                self._error = error.strerror or str(error)
-                if self._sync_failed is None:
-                    self._sync_failed = self._monotonic()
-        else:
-            with self._lock:
-                self._sync_failed = None

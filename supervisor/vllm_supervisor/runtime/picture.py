@@ -10,7 +10,6 @@ from typing import Any
 from vllm_supervisor.core import exposition, restart
 from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.exposition import Snapshot
-from vllm_supervisor.core.health_metrics import health_metrics
 from vllm_supervisor.core.ledger_summary import summarize_run
 from vllm_supervisor.core.lifecycle import Node, Policy, State, engine_state
 from vllm_supervisor.core.words import EngineState, Outcome, Verdict
@@ -124,7 +123,8 @@ class Picture:
         """What our part of `GET /metrics` is."""
         state, identity, requests, now = self._state(), self._identity, self._journal.requests, self._now()
         judged = self._watch.judgement
-        ours = exposition.render(
+        watch = self._watch
+        return exposition.render(
             Snapshot(
                 version=identity.version,
                 name=identity.name,
@@ -144,14 +144,15 @@ class Picture:
                 budget_max=self._policy.restart.max,
                 uptime_s=now - identity.began,
                 incarnation=state.incarnation,
+                verdict_age_s=None if judged is None else now - judged.since,
+                progress_age_s=None if judged is None else _since(judged.progress_at, now),
+                tokens_per_s=None if judged is None else judged.tokens_per_s,
+                steps_per_s=None if judged is None else judged.steps_per_s,
+                beacons=len(watch.beacons),
+                probes=watch.probes,
+                scrapes=watch.scrapes,
                 ledger=self._journal.health,
             )
-        )
-        if judged is None:
-            return ours
-        watch = self._watch
-        return ours + exposition.render_metrics(
-            health_metrics(judged, now, probes=watch.probes, scrapes=watch.scrapes, beacons=len(watch.beacons))
         )
 
     def _health(self, state: State, now: float) -> dict[str, Any]:

@@ -1,14 +1,19 @@
 """The pump: one inner epoll for every socket of the front door, served by one trio task in one tight loop.
 
 Why: trio schedules a task for each wait on a socket, two or three passes a chunk. An epoll descriptor can itself be
-polled (epoll(7)), so one task waits for the inner epoll and then serves all that is ready by plain calls. Tasks
-wait for heads and for ends, never for bytes, and every lifetime stays in trio's nurseries.
+polled (epoll(7)), so one task waits for the inner epoll and then serves all that is ready by plain calls. Other tasks
+own the lifetimes and do what must wait; none of them waits for bytes.
+
+What it serves often leads to the next event within microseconds (a request sent, its answer, the next request), so the
+pump lingers: it waits in the inner epoll itself for up to a millisecond before it goes back to trio. Nobody waits for
+that: it never lingers when a task of the front door has something to do, nor beyond a turn of two milliseconds.
 
 Contract:
 * `add`/`change`/`forget` register a descriptor with its handler; registrations are level-triggered.
 * A handler is a plain function of the event mask; it must not block, must cope with an event that is no longer true,
   and must not raise: it tells `on_fault` of its faults.
-* `Parking` is how a task waits for a handler: one task, one wake-up, no event lost.
+* `Parking` is how a task waits for a handler: one task, one wake-up, no event lost. While a task does what must wait,
+  it counts itself in `at_work`.
 """
 
 import select
@@ -26,6 +31,8 @@ NOT_WRITABLE = READABLE | _ALWAYS_TOLD
 GONE = HANGUP | _ALWAYS_TOLD
 
 _BATCH = 512
+_LINGER_S = 0.001  # the shortest an epoll waits for
+_TURN_S = 0.002
 
 
 class Pump:
@@ -38,6 +45,8 @@ class Pump:
         self._clock = now
         self.on_fault = on_fault
         self.now = now()
+        self.at_work = 0  # tasks of the front door that wait for something else than the pump
+        self.hurry = False  # a task was woken: it is its turn
 
     def add(self, descriptor: int, events: int, handler: Handler) -> None:
         """Serve `descriptor` with `handler` from now on."""
@@ -57,28 +66,36 @@ class Pump:
         """Serve until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
-            self._serve()
+            began = self.now = self._clock()
+            events = self._epoll.poll(0, _BATCH)
+            while events:
+                self._serve(events)
+                if self.hurry or self.at_work or self.now - began > _TURN_S:
+                    break
+                events = self._epoll.poll(_LINGER_S, _BATCH)
+                self.now = self._clock()
+            self.hurry = False
 
     def close(self) -> None:
         """Let go of the epoll, once no link is left."""
         self._epoll.close()
 
-    def _serve(self) -> None:
-        self.now = self._clock()
+    def _serve(self, events: list[tuple[int, int]]) -> None:
         handlers = self._handlers
-        for descriptor, events in self._epoll.poll(0, _BATCH):
+        for descriptor, mask in events:
             handler = handlers.get(descriptor)
             if handler is not None:  # else closed by an earlier handler of this batch
-                handler(events)
+                handler(mask)
 
 
 class Parking:
     """A place where one task waits until a plain function wakes it. A wake-up that comes first is kept."""
 
-    __slots__ = ("_task", "_woken")
+    __slots__ = ("_pump", "_task", "_woken")
 
-    def __init__(self) -> None:
+    def __init__(self, pump: Pump) -> None:
         """Begin empty."""
+        self._pump = pump
         self._task: trio.lowlevel.Task | None = None
         self._woken = False
 
@@ -89,6 +106,7 @@ class Parking:
             self._woken = True
         else:
             self._task = None
+            self._pump.hurry = True
             trio.lowlevel.reschedule(task)
 
     async def wait(self) -> None:

@@ -32,7 +32,7 @@ from vllm_supervisor.core.lifecycle import ImpossibleFact, Node, Policy, State
 from vllm_supervisor.core.own_status import OwnStatus
 from vllm_supervisor.core.plan import Plan
 from vllm_supervisor.core.situation import HealthPolicy
-from vllm_supervisor.core.words import Cut, Phase
+from vllm_supervisor.core.words import Phase
 from vllm_supervisor.runtime.answers import Answers
 from vllm_supervisor.runtime.closing import Books, close_lost_runs
 from vllm_supervisor.runtime.control import Control
@@ -118,7 +118,7 @@ class Supervisor:
             cgroup=world.cgroup,
             tell=self._loop.tell,
             forward=world.output.put,
-            requests_lost=lambda: sum(world.journal.requests.why[cut] for cut in Cut),
+            requests_lost=lambda since: self._account.lost_since(since),  # noqa: PLW0108 - it is made further down
             log=world.log,
         )
         self._hands = Hands(
@@ -128,7 +128,7 @@ class Supervisor:
             tell=self._loop.tell,
             document=lambda: nursery.start_soon(self._write_down),
             enter=self._enter,
-            save_evidence=lambda cause: nursery.start_soon(self._examine, cause),
+            save_evidence=self._save_evidence,
             background=world.journal.in_background,
             awaited=lambda: self._testimony.awaited,
             leaving=lambda: self._loop.state.leaving,
@@ -207,7 +207,11 @@ class Supervisor:
             plan.state_dir / INCIDENTS,
             run=world.run,
             gate=self._gate,
+            room=self._room,
             watch=self._watch,
+            nursery=nursery,
+            tell=self._loop.tell,
+            say=self._say,
             search_path=plan.environ.get("PATH", ""),
             keep=plan.config.incidents.keep,
             max_size=plan.config.incidents.max_size,
@@ -271,7 +275,7 @@ class Supervisor:
             tell=self._loop.tell,
             say=self._say,
             forward=lambda signum: self._room.current is not None and self._room.current.body.child.send(signum),
-            evidence=lambda cause: nursery.start_soon(self._write_bundle, cause),
+            evidence=self._incidents.on_quit,
             reload=self._reload.asked,
         )
         nursery.start_soon(control_server.serve, world.control, control, self._on_control_fault)
@@ -375,16 +379,8 @@ class Supervisor:
         if self._loop.state.drain.withdrawn_at is not None:
             self._loop.tell(facts.LateRequest())
 
-    async def _examine(self, cause: str) -> None:
-        """Write the bundle of an engine that is condemned, then let it go."""
-        await self._write_bundle(cause)
-        self._loop.tell(facts.EvidenceSaved())
-
-    async def _write_bundle(self, cause: str) -> None:
-        said, problems = await self._incidents.write(cause, self._loop.state.incarnation, self._room.current)
-        self._say("incident", said)
-        if problems:
-            self._say("incident_gaps", "; ".join(problems), "warning")
+    def _save_evidence(self, cause: str) -> None:
+        self._incidents.save(cause)
 
     async def _recover(self) -> None:
         directory = self._world.plan.state_dir / LEDGER

@@ -10,6 +10,7 @@ from vllm_supervisor.adapters.signals import SignalReceived, Signals
 from vllm_supervisor.core import facts
 from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.lifecycle import State
+from vllm_supervisor.core.signal_names import signal_name
 from vllm_supervisor.core.signal_policy import Action, Condition, decide
 
 
@@ -39,17 +40,13 @@ async def take_signals(
                 Condition.IGNORED_AT_START: one.signum == signal.SIGHUP and hangup_ignored,
                 Condition.TERMINAL: hangs_up,
                 Condition.HASTENED: hearing.state().drain.stops > 1,
-                Condition.LISTED: _name(one.signum) in forwarded,
+                Condition.LISTED: signal_name(one.signum) in forwarded,
             }
             _act(one, hearing, frozenset(condition for condition, holds in held.items() if holds))
 
 
-def _name(signum: int) -> str:
-    return signal.Signals(signum).name
-
-
 def _act(one: SignalReceived, hearing: Hearing, conditions: frozenset[Condition]) -> None:
-    name = _name(one.signum)
+    name = signal_name(one.signum)
     command = f", {one.command}" if one.command else ""
     sender = "the kernel or a terminal" if one.pid is None else f"pid {one.pid} (uid {one.uid}{command})"
     match decide(name, hearing.state().phase, conditions):
