@@ -266,6 +266,22 @@ def test_what_kill_does_not_remove_blocks_the_next_engine() -> None:
     assert life.state.node is Node.WAITING
 
 
+def test_what_goes_after_all_and_is_not_started_again_is_parked_and_no_longer_unkillable() -> None:
+    """Admission names the reason of the moment: once nothing is left it is not closed for what was left."""
+    life = Life(policy=replace(POLICY, restart=RestartPolicy(max=0))).ready()
+    life.tell(facts.Exited(1), facts.SweepFailed("pid 102 stays"))
+    life.fire()
+    life.tell(facts.SweepDone())
+    assert life.state.node is Node.PARKED
+    reasons = set()
+    for order in life.given:
+        if isinstance(order, orders.CloseGate):
+            reasons.add(order.reason)
+        elif isinstance(order, orders.OpenGate):
+            reasons.discard(order.reason)
+    assert reasons == {ClosedReason.RESTARTING, ClosedReason.PARKED}
+
+
 def test_a_person_s_restart_of_what_cannot_be_killed_forgets_nothing() -> None:
     """`restart` looks again at once; when the old engine goes at last, its end is still told, and then the next starts."""
     life = Life().ready()
@@ -403,6 +419,18 @@ def test_a_condemned_engine_is_examined_before_it_is_touched() -> None:
     life.tell(facts.Exited(-9), facts.SweepDone())
     assert life.state.restarts == {"hang": 1}
     assert (life.state.tally.crashes, len(life.state.tally.hangs)) == ((), 1)
+
+
+def test_a_hurried_stop_does_not_wait_for_evidence() -> None:
+    """A stop leaves the bundle its time; the second one ends the condemned engine at once, within the short budget."""
+    life = Life().ready()
+    life.tell(facts.Condemned("nothing moved for 300 s"), facts.StopRequested("pid 1"))
+    assert life.timers[Timer.EVIDENCE] == 1015.0
+    life.now = 1002.0
+    life.tell(facts.StopRequested("pid 1"))
+    assert kinds(life.fire())[-1] is orders.Terminate
+    assert life.now == 1002.0
+    assert life.timers[Timer.GRACE] == 1007.0
 
 
 def test_evidence_that_takes_too_long_does_not_hold_the_restart() -> None:

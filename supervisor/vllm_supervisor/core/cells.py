@@ -18,7 +18,7 @@ for _nodes, _fact in (
     # Two requests to stop may come before the front door is open.
     ((Node.GONE,), facts.Began),
     # What the drain wants of an engine that is already on its way out.
-    ((Node.SWEEPING, Node.EXAMINING, Node.KILLING, Node.GONE), facts.EngineStopOrdered),
+    ((Node.SWEEPING, Node.KILLING, Node.GONE), facts.EngineStopOrdered),
     (
         (*(node for node in BEYOND if node not in (Node.LOSING, Node.TERMINATING)), Node.BOOTING),
         facts.EngineKillOrdered,

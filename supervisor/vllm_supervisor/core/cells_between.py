@@ -16,10 +16,11 @@ from vllm_supervisor.core.words import ClosedReason
 @on(Node.SWEEPING, fact=facts.SweepDone, to=(Node.STARTING, Node.GATING, Node.WAITING, Node.PARKED, Node.GONE))
 def swept(state: State, fact: facts.SweepDone, moment: Moment, policy: Policy) -> Step:
     """Nothing is left. Say what ended, then decide what comes next."""
-    said: list[orders.Order] = []
+    said: list[orders.Order] = [orders.OpenGate(ClosedReason.UNKILLABLE)]
     decision: Restart | GiveUp | None = None
     if state.ending is not None:
-        state, decision, said = judge(state, state.ending, fact, moment, policy)
+        state, decision, more = judge(state, state.ending, fact, moment, policy)
+        said += more
     if state.leaving:
         state, more = gone(state)
     elif decision is None:

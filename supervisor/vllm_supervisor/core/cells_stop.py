@@ -47,6 +47,13 @@ def stop_losing(state: State, fact: facts.EngineStopOrdered, moment: Moment, pol
     return state, [orders.SetTimer(Timer.FAREWELL, min(fact.kill_at, moment.now + policy.load_grace))]
 
 
+@on(Node.EXAMINING, fact=facts.EngineStopOrdered)
+def stop_examining(state: State, fact: facts.EngineStopOrdered, moment: Moment, policy: Policy) -> Step:
+    """The bundle gets what the engine's own end leaves of the time: of a hurried stop, nothing."""
+    left = min(moment.now + policy.evidence_takes, fact.kill_at - policy.lost_grace)
+    return state, [orders.SetTimer(Timer.EVIDENCE, max(moment.now, left))]
+
+
 @on(Node.READY, Node.EMPTYING, fact=facts.EngineStopOrdered, to=(Node.CUTTING,))
 def stop_serving(state: State, fact: facts.EngineStopOrdered, moment: Moment, policy: Policy) -> Step:
     """The drain is over: what was cut may say so to its clients, then TERM."""

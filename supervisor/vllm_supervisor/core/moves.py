@@ -40,7 +40,6 @@ def spawn(state: State, moment: Moment, policy: Policy) -> Step:
     )
     return state, [
         orders.OpenGate(ClosedReason.PARKED),
-        orders.OpenGate(ClosedReason.UNKILLABLE),
         orders.ClearTimer(Timer.BACKOFF),
         orders.SetTimer(Timer.START, moment.now + policy.start_timeout),
         orders.Spawn(number),

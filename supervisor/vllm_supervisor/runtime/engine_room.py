@@ -84,6 +84,7 @@ class EngineRoom:
         """Start incarnation `number` and everything that watches it."""
         try:
             home = self._home(number)
+            steps = self._beacon(home)
             address = self._address(number)
         except OSError as fault:
             sentence = f"{self._plan.run_dir} cannot hold the engine's sockets: {fault.strerror}"
@@ -99,7 +100,6 @@ class EngineRoom:
             rpc_directory=str(home),
             path_first=self._plan.path_first,
         )
-        steps = self._beacon(home)
         if steps is not None:
             env |= beacon.environment(steps, env)
         try:
