@@ -10,6 +10,7 @@ from vllm_supervisor.core.cells import LEADS_TO, TABLE
 from vllm_supervisor.core.exit_status import ExitEvidence
 from vllm_supervisor.core.facts import Timer
 from vllm_supervisor.core.lifecycle import ImpossibleFact, Moment, Node, State, Why, engine_state, step
+from vllm_supervisor.core.restart import RestartPolicy
 from vllm_supervisor.core.words import ClosedReason, Cut, EngineState, Phase
 
 # Pairs that cannot happen; every other pair has a cell.
