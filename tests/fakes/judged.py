@@ -31,7 +31,7 @@ class Judged:
             timeout=10.0,
         )
 
-    def ready(self, incarnation: int = 1, within: float = 10.0) -> "Judged":
+    def ready(self, incarnation: int = 1, within: float = 40.0) -> "Judged":
         """Wait for a ready engine, of this incarnation at least, that is judged."""
         self.wait(
             lambda status: (
@@ -49,7 +49,7 @@ class Judged:
         answer: dict[str, Any] = self._control.get("/status").json()
         return answer
 
-    def wait(self, holds: Callable[[dict[str, Any]], object], what: str, within: float = 10.0) -> dict[str, Any]:
+    def wait(self, holds: Callable[[dict[str, Any]], object], what: str, within: float = 20.0) -> dict[str, Any]:
         """Wait until a status satisfies `holds`; give it."""
 
         def look() -> dict[str, Any] | None:

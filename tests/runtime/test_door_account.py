@@ -140,6 +140,24 @@ async def test_an_operators_call_is_counted_apart() -> None:
 
 
 @in_trio
+async def test_an_operator_can_wake_what_is_asleep() -> None:
+    """Admission closed for sleep refuses users and lets the allowed call through that ends it; a stop refuses both."""
+    async with open_door(settings=FrontDoorSettings(allow_paths=("/wake_up",))) as door:
+        door.gate.close(ClosedReason.ASLEEP)
+        client = await door.client()
+        await client.post(b"/wake_up")
+        assert (await client.answer())[0].startswith(b"HTTP/1.1 200")
+        await client.post(PATH)
+        head, body = await client.answer()
+        assert head.startswith(b"HTTP/1.1 503")
+        assert b"engine_asleep" in body
+        door.gate.close(ClosedReason.STOPPING)
+        client = await door.client()
+        await client.post(b"/wake_up")
+        assert b"draining" in (await client.answer())[1]
+
+
+@in_trio
 async def test_what_is_cheap_asks_nothing_of_the_engine() -> None:
     """A list of models is in flight, and at no engine."""
     go_on = trio.Event()

@@ -31,6 +31,9 @@ CODES: dict[ClosedReason, str] = {
     ClosedReason.PAUSED: "engine_paused",
 }
 
+# Closed on purpose, by calls that only an operator can take back.
+OPERATORS_WILL = {ClosedReason.ASLEEP, ClosedReason.PAUSED}
+
 _PRECEDENCE = {reason: rank for rank, reason in enumerate(ClosedReason)}
 
 
@@ -147,15 +150,18 @@ class Gate:
             return Rejection(429, SATURATED, f"{len(self.open)} requests are in flight, which is the limit; try again")
         return None
 
-    def admit(self, request_class: RequestClass, now: float) -> OpenRequest | Rejection:
-        """Decide about one request and, if it may come in, register it at once."""
+    def admit(self, request_class: RequestClass, now: float, *, admin: bool = False) -> OpenRequest | Rejection:
+        """Decide about one request and, if it may come in, register it at once.
+
+        `admin`: a call of an operator, who must be able to wake what is asleep and to resume what is paused.
+        """
         rejection = self.check()
-        if rejection is not None:
+        if rejection is not None and not (admin and self._closed and self._closed <= OPERATORS_WILL):
             self.counts.rejected += 1
             return rejection
         for listener in self._on_admit:
             listener()
-        request = OpenRequest(self._new_id(), request_class, now)
+        request = OpenRequest(self._new_id(), request_class, now, admin=admin)
         self.open[request.id] = request
         self.counts.accepted += 1
         return request

@@ -133,7 +133,7 @@ class Exchange:
     def _admit(self) -> OpenRequest | Rejection:
         desk = self._desk
         if self._ledgered:
-            return desk.gate.admit(self._request_class, desk.pump.now)
+            return desk.gate.admit(self._request_class, desk.pump.now, admin=self._admin)
         if desk.upstreams.address is None:
             return self._not_up()
         return desk.gate.pass_through(desk.pump.now)
@@ -178,7 +178,6 @@ class Exchange:
         desk = self._desk
         self._request = request
         request.upgrade = self._head.upgrade
-        request.admin = self._admin
         request.cut = self._cut
         relay = self._relay = Relay(
             desk.pump,
