@@ -45,7 +45,8 @@ def test_a_full_run_directory_is_a_failed_start_that_may_pass(
         cgroup=Unavailable("none"),
         tell=told.append,
         forward=none,
-        requests_lost=lambda: 0,
+        requests_lost=lambda _since: 0,
+        memory=none,
         log=none,
     )
     room.spawn(1)
