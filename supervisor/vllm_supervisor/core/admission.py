@@ -68,7 +68,7 @@ class OpenRequest:
     first_byte_at: float | None = None  # first byte of the engine's answer
     last_byte_at: float | None = None  # last byte of the answer that the engine had to work for
     engine_since: float | None = None  # since when the next move is the engine's; None while it is the client's
-    engine_id: str | None = None  # the X-Request-Id the engine was given
+    engine_id: str | None = None  # the X-Request-Id the engine was given, or the id its answer names
     cut: Callable[[Cut], bool] = field(default=_cannot_cut, repr=False)  # says whether that is what ended it
 
 

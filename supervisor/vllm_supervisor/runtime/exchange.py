@@ -262,6 +262,7 @@ class Exchange:
         judged = None
         if relay.judge is not None:
             judged = relay.judge.judge()
+            request.engine_id = judged.engine_id or request.engine_id
             verdict = judged if ending is Ending.ANSWERED else Judgement(meaning.outcome, meaning.why, judged.marker)
         journal = self._desk.journal
         journal.execution(request.id, *_execution(relay, ending, judged))

@@ -137,6 +137,8 @@ class Watch:
     def _observe(self, current: Incarnation, ready_at: float, prober: Prober, now: float, late: float) -> Observation:
         main = current.body.child.id.pid
         self.beacons = self._testimony.read()
+        if self.beacons:  # for requests whose id names none of the scheduler's
+            self._journal.counts(sum(one.running + one.waiting for one in self.beacons), now)
         scraped, self._scraped = self._scraped, None
         return Observation(
             at=now,
