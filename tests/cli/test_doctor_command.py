@@ -59,3 +59,20 @@ def test_it_takes_a_serve_command_line_or_nothing(capsys: pytest.CaptureFixture[
     """Anything else is a usage error."""
     assert main(["doctor", "sevre", "tiny"]) == 2
     assert "expected nothing, or the command line after `serve`" in capsys.readouterr().err
+
+
+def test_unified_memory_is_judged_by_the_configuration_and_the_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine as the files show it: too high a utilisation is found for this command line; without a GPU it is said."""
+    (tmp_path / "meminfo").write_text("MemTotal: 125829120 kB\nMemFree: 100000000 kB\nMemAvailable: 104857600 kB\n")
+    sets = ("--engine", "mock", "--set", "memory.mode=unified", "--set", f"memory.proc={tmp_path}")
+    line = ("doctor", "serve", "tiny", "--port", "0", "--gpu-memory-utilization")
+    for asked, wrong in (("0.95", True), ("0.7", False)):
+        _, said = run(capsys, *sets, *line, asked)
+        found = [one["what"] for one in said["findings"] if one["check"] == "unified_memory"]
+        assert any(f"--gpu-memory-utilization {asked}" in what for what in found) is wrong
+        assert any("--max-model-len is not given" in what for what in found)
+    _, said = run(capsys, "--engine", "mock", "--set", f"memory.proc={tmp_path}", *line, "0.95")
+    found = [one for one in said["findings"] if one["check"] == "unified_memory"]
+    assert [(one["level"], one["what"][:16]) for one in found] == [("ok", "memory guard off")]

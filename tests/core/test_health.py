@@ -266,6 +266,16 @@ def test_another_incarnation_is_not_compared() -> None:
     assert Verdict.STUCK not in life.verdicts
 
 
+def test_a_verdict_holds_since_its_own_incarnation_at_the_longest() -> None:
+    """What was said of an engine that is gone adds nothing to how long the same verdict has held of the next one."""
+    life = Life()
+    life.run(600)
+    life.incarnation = 2
+    life.run(60)
+    assert life.last.verdict is Verdict.IDLE
+    assert life.last.at - life.last.since <= 60
+
+
 @pytest.mark.parametrize("fault", [ScrapeFault.NO_SERIES, ScrapeFault.HTTP_ERROR])
 def test_no_metrics_and_nothing_else(fault: ScrapeFault) -> None:
     """Without series, beacon and account, the server cannot be judged; it is not called idle."""

@@ -214,7 +214,7 @@ def test_a_start_that_cannot_succeed_is_tried_once(doomed: Doomed, engine: TinyE
     with client:
         if doomed.status is not None:
             assert supervisor.ends(within=60.0) == doomed.status, supervisor.words()
-            assert doomed.reason in supervisor.err.text.strip().splitlines()[-1]
+            assert doomed.reason in supervisor.shown()[-1]
         else:
             supervisor.until(lambda: supervisor.events("parked"), within=60.0, what="parked")
             assert doomed.reason in supervisor.events("parked")[0]["sentence"]

@@ -76,7 +76,7 @@ def play(
         with client:
             supervisor.until(client.is_ready, within=ready_within, what="ready")
             books = Books(account)
-            supervisor.until(lambda books=books: books.audit.holds, within=10.0, what="an audit that holds")
+            supervisor.until(lambda books=books: books.audit.holds, within=30.0, what="an audit that holds")
             missing = seen - {one["id"] for one in books.events("accepted")}
             assert not missing, f"accepted, but not in the ledger: {missing}"
             if number == rounds:
@@ -85,7 +85,7 @@ def play(
                 break
             moment = chance.random() * LONGEST
             with crowd(client.url, chance) as now:
-                supervisor.until(lambda now=now: now, within=10.0, what="a first answer")
+                supervisor.until(lambda now=now: now, within=30.0, what="a first answer")
                 threading.Event().wait(moment)
                 supervisor.kill()
             seen |= now
@@ -108,7 +108,7 @@ def play_mock(*, rounds: int, seed: int, say: Callable[[str], None] = lambda _: 
             argv = ("--engine", "mock", "serve", "tiny", "--host", "127.0.0.1", "--port", str(port), *options)
             return account.start(*NAME, *argv), Client(port)
 
-        play(account, start, rounds=rounds, seed=seed, ready_within=20.0, say=say)
+        play(account, start, rounds=rounds, seed=seed, ready_within=60.0, say=say)
 
 
 def play_real(*, rounds: int, seed: int, say: Callable[[str], None] = lambda _: None) -> None:

@@ -70,9 +70,9 @@ def test_ten_crashes_in_a_row_end_and_a_person_or_a_reload_begins_anew(start_moc
     """The fourth crash parks; `restart` and a reload leave that with fresh budgets."""
     supervisor, client = start_mock(*AT_ONCE, before=QUICK)
     for crash in range(10):
+        supervisor.until(lambda: client.is_ready() or supervisor.events("parked"), within=15.0, what="ready or parked")
         if supervisor.events("parked"):
             break
-        supervisor.until(client.is_ready, within=15.0, what="ready")
         with control(account, client) as http:
             os.kill(http.get("/status").json()["engine"]["pid"], signal.SIGSEGV)
         supervisor.until(lambda ends=crash + 1: len(supervisor.events("exited")) == ends, within=10.0, what="its end")
@@ -197,7 +197,7 @@ def test_eight_reports_restart_nothing(start_mock: StartMock, account: Account) 
             timeout=20,
             check=False,
         )
-        assert by_script.stdout.startswith("recorded; busy: "), by_script
+        assert by_script.stdout.startswith("recorded; busy and healthy"), by_script
         with control(account, client) as http:
             for number in range(7):
                 answer = http.post("/report", json={"source": "cron", "reason": f"complaint {number}"})
@@ -237,7 +237,7 @@ def test_a_start_that_cannot_succeed_is_tried_once(
         assert supervisor.ends(within=10.0) == 0, supervisor.words()
     else:
         assert supervisor.ends(within=15.0) == status, supervisor.words()
-        assert "the model" in supervisor.err.text.strip().splitlines()[-1]
+        assert "the model" in supervisor.shown()[-1]
     assert len(supervisor.events("spawned")) == 1
     account.expect_nothing_left()
 
@@ -258,7 +258,7 @@ def test_a_killed_supervisor_leaves_no_rival(start_mock: StartMock, account: Acc
 
     refused, _ = start_mock(*shape, before=(*same, "--set", "engine.sweep=false"))
     assert refused.ends(within=15.0) == 78, refused.words()
-    last = refused.err.text.strip().splitlines()[-1]
+    last = refused.shown()[-1]
     assert all(f"pid {process.pid}" in last for process in left), last
     assert "engine.sweep" in last
     assert not refused.events("spawned")

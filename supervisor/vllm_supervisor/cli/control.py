@@ -21,7 +21,10 @@ def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -
 @click.option("--wait", is_flag=True, help="Return when nothing is in flight any more, or the time is over (status 1).")
 @click.option("--hook", is_flag=True, help="Called by a pre-stop hook: a stop will follow, so admission stays closed.")
 @click.option(
-    "--timeout", callback=_duration, metavar="S", help="How long --wait waits; default: the drain's own budget."
+    "--timeout",
+    callback=_duration,
+    metavar="S",
+    help="How long --wait waits; default: the drain's own budget, for --hook as far as it fits the outer limit.",
 )
 @click.pass_obj
 def drain(options: GlobalOptions, *, wait: bool, hook: bool, timeout: float | None) -> int:

@@ -20,6 +20,7 @@ from vllm_supervisor.adapters import (
     vllm_install,
     vllm_yaml,
 )
+from vllm_supervisor.cli import doctor_memory
 from vllm_supervisor.cli.planning import GlobalOptions, load_config
 from vllm_supervisor.core import doctor_engine, doctor_machine, doctor_rivals, doctor_units, vllm_args
 from vllm_supervisor.core.address import Address, TcpAddress, UnixAddress
@@ -70,6 +71,7 @@ def examine(options: GlobalOptions, arguments: Sequence[str]) -> list[Finding]:
     if arguments or not ours:
         findings += doctor_engine.options("this command line", vllm, {**options.environ, **config.engine.env})
         findings += _installation(options.engine, config, options.environ)
+        findings += doctor_memory.findings(config.memory, arguments, options.environ)
     findings += _rivals([*([vllm.port] if arguments or not ours else []), *(_port(facts) for facts in ours)])
     return findings + doctor_machine.machine(_machine(options, config, _address(vllm), unit=bool(ours)))
 
@@ -117,6 +119,7 @@ def _unit(facts: UnitFacts) -> list[Finding]:
         *doctor_units.unit(facts, needed),
         *doctor_engine.options(facts.name, vllm, {**facts.environ, **config.engine.env}),
         *(_installation(engine, config, facts.environ) if facts.serve_arguments() is not None else ()),
+        *doctor_memory.findings(config.memory, facts.serve_arguments() or [], facts.environ),
     ]
 
 

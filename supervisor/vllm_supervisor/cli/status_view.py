@@ -166,5 +166,7 @@ def _memory(part: Mapping[str, Any]) -> Row:
         _bytes(part.get("available_bytes"), "{} available"),
         _bytes(part.get("floor_bytes"), "floor {}"),
         f"pressure {part['pressure']}" if part.get("pressure") is not None else "",
+        _bytes(part.get("minimum_bytes"), "least {} since the engine's start"),
+        str(part.get("waiting_for") or ""),
     )
     return ("memory", text, "")

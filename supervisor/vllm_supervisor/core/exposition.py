@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 from vllm_supervisor.core.admission import CODES, SATURATED
 from vllm_supervisor.core.ledger import LedgerHealth
+from vllm_supervisor.core.memory import Level
+from vllm_supervisor.core.memory_view import MemoryNumbers
 from vllm_supervisor.core.probe import ProbeOutcome
 from vllm_supervisor.core.restart import RESTART_CAUSES
 from vllm_supervisor.core.samples import ScrapeFault
@@ -64,6 +66,7 @@ class Snapshot:
     beacons: int = 0
     probes: Mapping[str, int] = field(default_factory=dict)  # by how they ended
     scrapes: Mapping[str, int] = field(default_factory=dict)  # by what they gave
+    memory: MemoryNumbers | None = None  # where the machine's memory is guarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,15 @@ def _one(value: Callable[[Snapshot], float]) -> Callable[[Snapshot], Iterable[Sa
 
 def _known(value: Callable[[Snapshot], float | None]) -> Callable[[Snapshot], Iterable[Sample]]:
     return lambda snapshot: [] if (known := value(snapshot)) is None else [({}, known)]
+
+
+def _memory(value: Callable[[MemoryNumbers], float | None]) -> Callable[[Snapshot], Iterable[Sample]]:
+    return _known(lambda snapshot: None if snapshot.memory is None else value(snapshot.memory))
+
+
+def _pressure(snapshot: Snapshot) -> Iterable[Sample]:
+    memory = snapshot.memory
+    return [] if memory is None else [({"level": level}, level is memory.level) for level in Level]
 
 
 def _state(label: str, states: Iterable[str], now: Callable[[Snapshot], str]) -> Callable[[Snapshot], Iterable[Sample]]:
@@ -137,6 +149,12 @@ FAMILIES: tuple[Family, ...] = (
     Family("restarts_total", "counter", "Restarts of the engine, by cause.", _counts("cause", RESTART_CAUSES, lambda s: s.restarts)),
     Family("restart_budget_used", "gauge", "Crashes that burden the restart budget.", _one(lambda s: s.budget_used)),
     Family("restart_budget_max", "gauge", "Crashes the restart budget allows.", _one(lambda s: s.budget_max)),
+    Family("memory_pressure", "gauge", "How the machine's memory stands: 1 for the current level. This and the next only where memory is guarded.", _pressure),
+    Family("memory_available_bytes", "gauge", "MemAvailable of the machine.", _memory(lambda m: m.available)),
+    Family("memory_floor_bytes", "gauge", "At this level the engine is killed.", _memory(lambda m: m.floor)),
+    Family("memory_minimum_bytes", "gauge", "Lowest MemAvailable since the engine was started.", _memory(lambda m: m.minimum)),
+    Family("memory_slope_bytes_per_second", "gauge", "How MemAvailable changes; negative while it falls.", _memory(lambda m: m.slope)),
+    Family("memory_stalled_percent", "gauge", "Share of the time in which memory stalled everything (PSI full).", _memory(lambda m: m.stalled)),
 )
 # fmt: on
 

@@ -97,7 +97,8 @@ def judge(memory: Memory, seen: Observation, policy: HealthPolicy) -> tuple[Memo
     memory, situation, finding = _find(memory, seen, policy)
     if finding.verdict in {Verdict.ASLEEP, Verdict.PAUSED, Verdict.STARTING}:
         memory = _void(memory, seen.at)
-    since = seen.at if finding.verdict is not before.verdict else before.since
+    holds_on = finding.verdict is before.verdict and seen.incarnation == before.incarnation
+    since = before.since if holds_on else seen.at
     memory = replace(memory, verdict=finding.verdict, since=since)
     slowest = min([*tracks.values(), whole], key=lambda track: (track.clock is None, track.progress_at))
     return memory, Judgement(

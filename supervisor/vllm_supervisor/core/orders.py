@@ -13,6 +13,16 @@ class Sweep:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitMemory:
+    """Wait until there is memory enough for an engine, until `until` (monotonic seconds) at most.
+
+    Answers with `MemoryBack` or `MemoryShort`.
+    """
+
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class Spawn:
     """Start incarnation number `incarnation`."""
 
@@ -112,6 +122,7 @@ class End:
 
 Order = (
     Sweep
+    | AwaitMemory
     | Spawn
     | SaveEvidence
     | Terminate

@@ -26,14 +26,19 @@ class Answers:
         current: Callable[[], Incarnation | None],
         background: Callable[[], int],
         limits: Limits,
+        waits_for: Callable[[], str | None],
     ) -> None:
-        """`background` counts the answered requests that run on in the engine; `limits` are those of a stop."""
+        """`background` counts the answered requests that run on in the engine; `limits` are those of a stop.
+
+        `waits_for` says what a start waits for, if it does.
+        """
         self._state = state
         self._gate = gate
         self._watch = watch
         self._current = current
         self._background = background
         self._limits = limits
+        self._waits_for = waits_for
 
     def view(self) -> View:
         """The state of the moment as the public address shows it."""
@@ -64,6 +69,8 @@ class Answers:
         current = self._current()
         if state.node is Node.STARTING and current is not None:
             return current.load.show(clock.monotonic() - current.started_at, None, 120)
+        if waiting := self._waits_for():
+            return waiting
         if state.problem:
             return f"{engine_state(state).value}: {state.problem}"
         return f"{engine_state(state).value}, {self._gate.in_flight} in flight"

@@ -24,7 +24,7 @@ from vllm_supervisor.core.front_door_settings import FrontDoorSettings
 from vllm_supervisor.core.http_semantics import RequestHead
 from vllm_supervisor.core.journal import Journal, RequestOutcome
 from vllm_supervisor.core.routes import Kind, Route
-from vllm_supervisor.core.words import Cut, Evidence, ExecutionState
+from vllm_supervisor.core.words import Cut, Evidence, ExecutionState, Outcome
 from vllm_supervisor.runtime.engine_links import EngineLink, EngineLinks
 from vllm_supervisor.runtime.link import Link
 from vllm_supervisor.runtime.pump import Pump
@@ -259,13 +259,12 @@ class Exchange:
         ending = relay.ending or Ending.STOPPED
         meaning = MEANINGS[ending]
         verdict = Judgement(meaning.outcome, meaning.why)
-        running = False
+        judged = None
         if relay.judge is not None:
             judged = relay.judge.judge()
-            running = judged.running
             verdict = judged if ending is Ending.ANSWERED else Judgement(meaning.outcome, meaning.why, judged.marker)
         journal = self._desk.journal
-        journal.execution(request.id, *_execution(relay, ending, running=running))
+        journal.execution(request.id, *_execution(relay, ending, judged))
         first = request.first_byte_at
         journal.outcome(
             RequestOutcome(
@@ -284,12 +283,18 @@ class Exchange:
         )
 
 
-def _execution(relay: Relay, ending: Ending, *, running: bool) -> tuple[ExecutionState, Evidence]:
-    """Say what the exchange knows of the engine's work; what comes later is the ledger's to add."""
+def _execution(relay: Relay, ending: Ending, judged: Judgement | None) -> tuple[ExecutionState, Evidence]:
+    """Say what the exchange knows of the engine's work; what comes later is the ledger's to add.
+
+    A whole answer that tells an error or an abort says that the work has stopped, not that it was completed.
+    """
     if not relay.sent_any:
         return ExecutionState.NOT_STARTED, Evidence.NONE
     if ending is Ending.ANSWERED or relay.answered:
-        return (ExecutionState.RUNNING if running else ExecutionState.COMPLETED), Evidence.ANSWER
+        if judged is not None and judged.running:
+            return ExecutionState.RUNNING, Evidence.ANSWER
+        stopped = judged is not None and judged.outcome is not Outcome.COMPLETED
+        return (ExecutionState.CONFIRMED_STOPPED if stopped else ExecutionState.COMPLETED), Evidence.ANSWER
     return ExecutionState.RUNNING, Evidence.CONNECTION_CLOSED
 
 

@@ -8,6 +8,7 @@ Rules:
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -37,11 +38,12 @@ class Incidents:
         nursery: trio.Nursery,
         tell: Callable[[Fact], None],
         say: Callable[[str, str, str], None],
+        memory: Callable[[], Sequence[Mapping[str, Any]]],
         search_path: str,
         keep: int,
         max_size: int,
     ) -> None:
-        """`search_path` is where py-spy and nvidia-smi are looked for; `max_size` in bytes; `say` takes event, sentence, level.
+        """`memory` gives the last looks at the machine's memory; `search_path` is where py-spy and nvidia-smi are looked for; `max_size` in bytes; `say` takes event, sentence, level.
 
         In `nursery` bundles are written, and tools that hang waited for.
         """
@@ -50,6 +52,7 @@ class Incidents:
         self._gate = gate
         self._room = room
         self._watch = watch
+        self._memory = memory
         self._nursery = nursery
         self._tell = tell
         self._say = say
@@ -94,6 +97,7 @@ class Incidents:
             requests=self._gate.open.values(),
             lines=[] if current is None else current.log.tail(),
             first_error=[] if block is None else block.lines,
+            memory=self._memory(),
         )
         pids = [] if current is None else [member.id.pid for member in current.body.tree.remaining()]
         written = await evidence.write_bundle(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import psutil
 import trio
 
 from vllm_supervisor import __version__
@@ -45,6 +44,7 @@ from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.ledger_guard import LedgerGuard
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 from vllm_supervisor.runtime.loop import Loop
+from vllm_supervisor.runtime.memory_keeper import MemoryKeeper, MemoryWorld
 from vllm_supervisor.runtime.picture import Identity, Picture
 from vllm_supervisor.runtime.reload import Reload
 from vllm_supervisor.runtime.service import ServiceManager
@@ -90,6 +90,7 @@ class World:
     subreaper: bool
     cgroup: Cgroup | Unavailable
     notifier: Notifier
+    memory: MemoryWorld
     policy: Policy
 
 
@@ -109,6 +110,14 @@ class Supervisor:
         self._gate = Gate(limit=plan.config.front_door.max_in_flight, new_id=RequestIds(world.run))
         self._loop = Loop(world.policy, now=clock.monotonic, on_fault=self._on_impossible)
         self._engine = Upstreams()
+        self._memory = MemoryKeeper(
+            world.memory,
+            nursery=nursery,
+            state=lambda: self._loop.state,
+            gate=self._gate,
+            tell=self._loop.tell,
+            record=self._record,
+        )
         self._room = EngineRoom(
             plan,
             nursery=nursery,
@@ -119,6 +128,7 @@ class Supervisor:
             tell=self._loop.tell,
             forward=world.output.put,
             requests_lost=lambda since: self._account.lost_since(since),  # noqa: PLW0108 - it is made further down
+            memory=self._memory,
             log=world.log,
         )
         self._hands = Hands(
@@ -129,6 +139,7 @@ class Supervisor:
             document=lambda: nursery.start_soon(self._write_down),
             enter=self._enter,
             save_evidence=self._save_evidence,
+            await_memory=self._memory.await_memory,
             background=world.journal.in_background,
             awaited=lambda: self._testimony.awaited,
             leaving=lambda: self._loop.state.leaving,
@@ -185,7 +196,7 @@ class Supervisor:
             journal=world.journal,
             policy=world.policy,
             now=clock.monotonic,
-            available_bytes=lambda: psutil.virtual_memory().available,
+            memory=self._memory.picture,
             watch=self._watch,
         )
         self._books = Books(
@@ -202,6 +213,7 @@ class Supervisor:
             current=lambda: self._room.current,
             background=lambda: self._journal.background,
             limits=world.policy.limits,
+            waits_for=lambda: self._memory.waiting,
         )
         self._incidents = Incidents(
             plan.state_dir / INCIDENTS,
@@ -209,6 +221,7 @@ class Supervisor:
             gate=self._gate,
             room=self._room,
             watch=self._watch,
+            memory=self._memory.recent,
             nursery=nursery,
             tell=self._loop.tell,
             say=self._say,
@@ -239,7 +252,8 @@ class Supervisor:
             self._start_tasks()
             sockets = [listener.sock for listener in world.listeners]
             await self._nursery.start(partial(self._front_door().serve, sockets))
-            self._say("listening", f"listening on {', '.join(listener.address for listener in world.listeners)}")
+            where = ", ".join(listener.address for listener in world.listeners)
+            self._say("listening", f"listening on {where}" if where else "no front door: a headless node has no HTTP")
             if world.max_connections < world.plan.config.front_door.max_connections:
                 said = f"front_door.max_connections is held to {world.max_connections}: the limit of open files is low"
                 self._say("few_descriptors", f"{said} (ulimit -n, LimitNOFILE=)", "warning")
@@ -257,6 +271,7 @@ class Supervisor:
 
     def _start_tasks(self) -> None:
         world, nursery = self._world, self._nursery
+        planned = timeouts.plan(world.policy.limits)
         control = Control(
             status=self._picture.status,
             state=lambda: self._loop.state,
@@ -269,6 +284,7 @@ class Supervisor:
             say=self._say,
             look_now=self._watch.look_now,
             drain_budget=world.policy.limits.drain,
+            hook_budget=planned.propagation + planned.drain,
         )
         hearing = Hearing(
             state=lambda: self._loop.state,
@@ -291,6 +307,7 @@ class Supervisor:
         )
         nursery.start_soon(self._tick)
         nursery.start_soon(self._watch.run)
+        nursery.start_soon(self._memory.run)
         nursery.start_soon(self._testimony.run)
         nursery.start_soon(self._service.feed_watchdog)
 
@@ -395,8 +412,8 @@ class Supervisor:
     async def _write_down(self) -> None:
         state = self._loop.state
         _, line = await self._books.close(state, self._hands.cut, self._world.policy.limits.documentation)
-        # The last line on a terminal is the one that is read: it says why we gave up.
-        self._say("ended", f"{line}; gave up: {state.problem}" if state.give_up_status else line)
+        # The last line on a terminal is the one that is read: it begins with why we gave up.
+        self._say("ended", f"gave up: {state.problem}; {line}" if state.give_up_status else line)
         self._loop.tell(facts.Documented())
 
     # -- faults of ours ----------------------------------------------------------------------------------------------
