@@ -183,15 +183,15 @@ def test_errors_of_clients_are_none_of_the_engine(shared: Judged) -> None:
 def test_eight_rivals_that_complain_change_nothing(shared: Judged) -> None:
     """Reports are answered with the judgement and recorded; a busy engine goes on, and looks keep their pace."""
     before = shared.ready().restarts
-    with asking(shared.client, 4, max_tokens=100) as answers, ThreadPoolExecutor(8) as rivals:
-        shared.verdict("busy")
-        told = list(rivals.map(shared.report, [f"watchdog {number % 8}" for number in range(24)]))
+    with asking(shared.client, 4, max_tokens=160) as answers, ThreadPoolExecutor(8) as rivals:
+        shared.wait(lambda status: status["health"]["running"] == 4, "four streams run")
+        told = list(rivals.map(shared.report, [f"watchdog {number % 8}" for number in range(16)]))
         assert {answer["verdict"] for answer in told} == {"busy"}
         assert shared.status()["health"]["evidence"]["in_flight"] == 4
     assert all(answer.endswith("data: [DONE]\n") for answer in answers)
     assert shared.restarts == before
     shared.verdict("idle")  # a look comes by itself, however many were asked for
-    assert len(shared.events("report")) == 24
+    assert len(shared.events("report")) == 16
 
 
 def test_quit_writes_a_bundle_and_touches_nothing(shared: Judged) -> None:
@@ -199,7 +199,7 @@ def test_quit_writes_a_bundle_and_touches_nothing(shared: Judged) -> None:
     before, number = shared.ready().restarts, len(shared.bundles)
     newest = shared.bundles[-1:]
     with asking(shared.client, 2, max_tokens=40) as answers:
-        shared.verdict("busy")
+        shared.wait(lambda status: status["health"]["running"] == 2, "two streams run")
         shared.supervisor.signal(signal.SIGQUIT)
         shared.supervisor.signal(signal.SIGQUIT)
         shared.supervisor.until(lambda: shared.bundles[-1:] != newest, within=10.0, what="a bundle")

@@ -41,7 +41,7 @@ class Round:
         self.hands = Hands(
             gate=self.gate, room=self, record=lambda _: None, tell=self.tell, document=lambda: None,
             enter=lambda _: None, save_evidence=lambda _: None, background=list, awaited=lambda: False,
-            leaving=lambda: self.state.leaving, now=lambda: 0.0,
+            leaving=lambda: self.state.leaving, await_memory=lambda _: None, now=lambda: 0.0,
         )  # type: ignore[arg-type]  # fmt: skip
 
     def tell(self, fact: facts.Fact) -> None:
