@@ -57,7 +57,8 @@ from vllm_supervisor.core.timeouts import Limits
 from vllm_supervisor.runtime.journal import LedgerJournal, LineFactory, RunIdentity
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 from vllm_supervisor.runtime.memory_keeper import MemoryWorld
-from vllm_supervisor.runtime.supervise import LEDGER, Listener, World, supervise
+from vllm_supervisor.runtime.supervise import supervise
+from vllm_supervisor.runtime.world import LEDGER, Listener, World
 
 # Descriptors that clients can never take: listeners, logs, ledgers, the control socket's callers, health checks beyond
 # the limit, and all that custody opens for a moment.

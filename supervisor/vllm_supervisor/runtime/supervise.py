@@ -5,32 +5,18 @@ Rules:
 * Whatever happens in here, the engine's processes do not outlive it: a fault of ours kills the tree on its way out.
 """
 
-import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import trio
 
-from vllm_supervisor import __version__
 from vllm_supervisor.adapters import clock, control_server
-from vllm_supervisor.adapters.cgroup import Cgroup, Unavailable
-from vllm_supervisor.adapters.output import Output
-from vllm_supervisor.adapters.sd_notify import Notifier
-from vllm_supervisor.adapters.signals import Signals
-from vllm_supervisor.adapters.terminal import StatusLine
-from vllm_supervisor.adapters.tls import Certificates
 from vllm_supervisor.adapters.upstream import Upstreams
 from vllm_supervisor.core import facts, orders, timeouts
 from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.events import Events
-from vllm_supervisor.core.front_door_settings import FrontDoorSettings
 from vllm_supervisor.core.ledger import RequestIds
-from vllm_supervisor.core.lifecycle import ImpossibleFact, Node, Policy, State
+from vllm_supervisor.core.lifecycle import ImpossibleFact, Node, State
 from vllm_supervisor.core.own_status import OwnStatus
-from vllm_supervisor.core.plan import Plan
-from vllm_supervisor.core.situation import HealthPolicy
 from vllm_supervisor.core.words import Phase
 from vllm_supervisor.runtime.answers import Answers
 from vllm_supervisor.runtime.closing import Books, close_lost_runs
@@ -40,58 +26,22 @@ from vllm_supervisor.runtime.engine_room import KEEP_ALIVE, EngineRoom
 from vllm_supervisor.runtime.execute import Hands
 from vllm_supervisor.runtime.front_door import FrontDoor
 from vllm_supervisor.runtime.incidents import Incidents
-from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.ledger_guard import LedgerGuard
-from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 from vllm_supervisor.runtime.loop import Loop
-from vllm_supervisor.runtime.memory_keeper import MemoryKeeper, MemoryWorld
-from vllm_supervisor.runtime.picture import Identity, Picture
+from vllm_supervisor.runtime.memory_keeper import MemoryKeeper
+from vllm_supervisor.runtime.picture import Picture
 from vllm_supervisor.runtime.reload import Reload
 from vllm_supervisor.runtime.service import ServiceManager
 from vllm_supervisor.runtime.show import Show
 from vllm_supervisor.runtime.take_signals import Hearing, take_signals
 from vllm_supervisor.runtime.testimony import Testimony
 from vllm_supervisor.runtime.watch import Watch
+from vllm_supervisor.runtime.world import LEDGER, World, door_settings, health_policy, identity
 
-LEDGER = "ledger"  # the ledgers' directory in the state directory
 INCIDENTS = "incidents"  # and that of the evidence bundles
 TICK = 1.0  # seconds between the small chores: refusals of a second, what is shown of a load, the service manager
 
 SERVING = (Node.READY, Node.EXAMINING, Node.EMPTYING, Node.CUTTING)
-
-
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """A socket of the public address, bound and listening, and its address for people."""
-
-    sock: socket.socket
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """Everything the composition root has made for one run."""
-
-    plan: Plan
-    run: str
-    instance: str
-    signals: Signals
-    hangup_ignored: bool
-    listeners: Sequence[Listener]
-    max_connections: int  # as configured, or as many as there are descriptors for
-    certificates: Certificates | None  # None: plain HTTP
-    control: socket.socket
-    output: Output
-    terminal: tuple[StatusLine, Output] | None
-    hangs_up: bool  # we have a controlling terminal, whose end is told to us by HUP
-    log: Any
-    writer: LedgerWriter
-    journal: LedgerJournal
-    subreaper: bool
-    cgroup: Cgroup | Unavailable
-    notifier: Notifier
-    memory: MemoryWorld
-    policy: Policy
 
 
 class Supervisor:
@@ -168,12 +118,7 @@ class Supervisor:
             account=self._account,
             journal=world.journal,
             testimony=self._testimony,
-            policy=HealthPolicy(
-                waits=health.waits,
-                waits_slow=health.waits_slow,
-                compile_extension=health.compile_extension,
-                failing_after=health.failing_after,
-            ),
+            policy=health_policy(plan),
             interval=health.interval,
             probe_interval=health.probe_interval,
             api_key=plan.api_key,
@@ -181,15 +126,7 @@ class Supervisor:
             say=self._say,
         )
         self._picture = Picture(
-            Identity(
-                version=__version__,
-                name=plan.name,
-                run=world.run,
-                pid=world.journal.identity.pid,
-                began=clock.monotonic(),
-                release=world.journal.identity.release,
-                listeners=tuple(listener.address for listener in world.listeners),
-            ),
+            identity(world),
             state=lambda: self._loop.state,
             gate=self._gate,
             room=self._room,
@@ -312,26 +249,11 @@ class Supervisor:
         nursery.start_soon(self._service.feed_watchdog)
 
     def _front_door(self) -> FrontDoor:
-        plan = self._world.plan
-        config = plan.config.front_door
         certificates = self._world.certificates
         return FrontDoor(
             gate=self._gate,
             journal=self._account,
-            settings=FrontDoorSettings(
-                max_connections=self._world.max_connections,
-                max_head=config.max_head,
-                max_body=config.max_body,
-                head_timeout=config.head_timeout,
-                body_timeout=config.body_timeout,
-                idle_timeout=config.idle_timeout,
-                client_stall_timeout=config.client_stall_timeout,
-                request_deadline=config.request_deadline,
-                hold=config.hold,
-                health=config.health,
-                allow_paths=config.allow_paths,
-                root_path=plan.root_path,
-            ),
+            settings=door_settings(self._world),
             engine=self._engine,
             view=self._answers.view,
             exposition=self._picture.exposition,
