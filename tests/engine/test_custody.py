@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from fakes.supervisor_process import Account, Client, Supervisor
+from fakes.supervisor_process import Account, Client, Supervisor, until
 from fakes.tiny_engine import START, TinyEngine
 
 pytestmark = pytest.mark.engine
@@ -55,11 +55,18 @@ class Load:
             self._pool.submit(self._stream, asked)
         for asked in self.whole:
             self._pool.submit(self._ask, asked)
+        until(lambda: all(asked.data for asked in self.streams), within=20.0, what="every stream's first token")
+        until(
+            lambda: f"requests_in_flight {2 * LOAD}\n" in client.get("/metrics").text,
+            within=20.0,
+            what="the load is on",
+        )
 
     def _stream(self, asked: Asked) -> None:
         try:
             with self._client.stream(max_tokens=1900, ignore_eos=True) as stream:
-                asked.data.extend(stream)
+                for value in stream:
+                    asked.data.append(value)
         except httpx.TransportError:
             pass  # aborted after the error event
         finally:
@@ -127,7 +134,6 @@ def test_a_killed_part_is_answered_for_and_replaced(name: str, cause: str, serve
     old, mapped = identities(supervisor), segments(supervisor)
     assert mapped, "no shared memory is mapped, so nothing is shown"
     load = Load(client)
-    supervisor.until(lambda: client.get("/metrics").text.count("requests_in_flight 8"), within=20.0, what="load")
     victim = supervisor.named(name)
     killed = time.time()
     victim.kill()
@@ -168,7 +174,6 @@ def test_a_killed_supervisor_leaves_no_rival(
     first, client = served
     old, mapped = identities(first), segments(first)
     load = Load(client)
-    first.until(lambda: client.get("/metrics").text.count("requests_in_flight 8"), within=20.0, what="load")
     first.kill()
     load.wait()
     assert [process for process in old if alive(process)], "nothing was left behind, so nothing is shown"
