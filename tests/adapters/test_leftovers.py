@@ -43,7 +43,7 @@ async def test_segments_of_a_dead_engine_are_removed(names: tuple[str, str]) -> 
     child = python(USER.format(mapped=names[0], held=names[1]))
     await read_line(child.stdout)
     segments = Segments()
-    segments.look([child.pid, 2**22 - 1])  # a pid that is gone changes nothing
+    segments.note(segments.find([child.pid, 2**22 - 1]))  # a pid that is gone changes nothing
     assert await end(child) == -signal.SIGKILL
     removed = segments.remove_unused()
     assert (sorted(removed.names), removed.bytes, removed.kept) == (sorted(names), 12288, ())
@@ -56,7 +56,7 @@ async def test_what_others_use_stays(names: tuple[str, str]) -> None:
     first = python(USER.format(mapped=names[0], held=names[1]))
     await read_line(first.stdout)
     segments = Segments()
-    segments.look([first.pid])
+    segments.note(segments.find([first.pid]))
     second = python(USER.format(mapped=names[0], held=names[1]))
     await read_line(second.stdout)
     await end(first)
@@ -76,7 +76,7 @@ def test_what_was_never_seen_in_its_hands_stays(names: tuple[str, str]) -> None:
     held.write_bytes(b"old")
     segments = Segments()
     with mapped.open("rb"), held.open("rb"):
-        segments.look([os.getpid()])
+        segments.note(segments.find([os.getpid()]))
     new = mapped.with_name(f"{mapped.name}-new")
     new.write_bytes(b"new")
     new.rename(mapped)

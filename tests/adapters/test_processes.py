@@ -5,7 +5,10 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from fakes.custody import async_test, end, python, read_line
+from vllm_supervisor.adapters import processes
 from vllm_supervisor.adapters.child import Child, owned
 from vllm_supervisor.adapters.processes import Leftovers, Tree, kill, start_ticks, watch
 from vllm_supervisor.core.custody import Marker
@@ -203,3 +206,22 @@ def test_a_supervisor_with_the_mark_in_its_own_environment_is_no_leftover() -> N
         subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True).stdout
         == "[]\n"
     )
+
+
+@async_test
+async def test_a_title_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line of a member is read again only when its comm has changed: a wedged process can block the reader."""
+    child = python("import sys; print('on', flush=True); sys.stdin.read()")
+    await read_line(child.stdout)
+    watched = tree(child)
+    read: list[str] = []
+    inner = processes._read
+
+    def counted(path: str) -> bytes | None:
+        read.append(path)
+        return inner(path)
+
+    monkeypatch.setattr(processes, "_read", counted)
+    assert len({watched.look()[0].name for _ in range(3)}) == 1
+    assert read.count(f"/proc/{child.pid}/cmdline") == 1
+    await end(child)

@@ -15,7 +15,7 @@ import re
 import shutil
 import signal
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,32 +59,40 @@ class Segments:
         self._root = root
         self._seen: dict[str, int] = {}  # path: inode
 
-    def look(self, pids: Iterable[int]) -> None:
-        """Note what these processes, which must be the engine's, map or hold open now. Takes milliseconds a process."""
+    def find(self, pids: Iterable[int]) -> dict[str, int]:
+        """Return what these processes, which must be the engine's, map or hold open now, as {path: inode}.
+
+        Call it in a thread: the kernel makes the reader wait for a process that is changing its own maps, which took
+        more than a second with a busy vLLM, and is for ever with one that hangs in a driver while it does.
+        """
+        found: dict[str, int] = {}
         for pid in pids:
             with suppress(OSError):
-                self._look_at_maps(pid)
+                found.update(self._maps(pid))
             with suppress(OSError):
-                self._look_at_descriptors(pid)
+                found.update(self._descriptors(pid))
+        return found
 
-    def _note(self, path: str, inode: int) -> None:
-        if len(self._seen) < _MAX_SEGMENTS or path in self._seen:
-            self._seen[path] = inode
+    def note(self, found: Mapping[str, int]) -> None:
+        """Remember what `find` has found."""
+        for path, inode in found.items():
+            if len(self._seen) < _MAX_SEGMENTS or path in self._seen:
+                self._seen[path] = inode
 
-    def _look_at_maps(self, pid: int) -> None:
+    def _maps(self, pid: int) -> Iterator[tuple[str, int]]:
         prefix = f" {self._root}/".encode()
         with open(f"/proc/{pid}/maps", "rb") as maps:  # noqa: PTH123 - read line by line, thousands of them
             for line in maps:
                 if prefix in line and not line.endswith(b" (deleted)\n"):
                     field = line.split(None, 5)
-                    self._note(os.fsdecode(field[5].rstrip(b"\n")), int(field[4]))
+                    yield os.fsdecode(field[5].rstrip(b"\n")), int(field[4])
 
-    def _look_at_descriptors(self, pid: int) -> None:
+    def _descriptors(self, pid: int) -> Iterator[tuple[str, int]]:
         for fd in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
                 path = os.readlink(fd)  # noqa: PTH115 - the bare text is compared
                 if path.startswith(f"{self._root}/") and not path.endswith(" (deleted)"):
-                    self._note(path, fd.stat().st_ino)
+                    yield path, fd.stat().st_ino
 
     def remove_unused(self) -> Removed:
         """Remove every seen segment that nobody maps or opens; call it when the engine's processes are gone."""

@@ -20,6 +20,7 @@ from vllm_supervisor.core.proc import ProcessId, Stat, has_variables, parse_stat
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
+_COMM = 15  # bytes at which the kernel cuts a name: such a title may be whole in a moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,11 @@ def ended(process: ProcessId) -> bool:
     return stat is None or stat.id != process or stat.dead
 
 
-def _member(stat: Stat) -> Member:
-    name = title(stat.comm, _read(f"/proc/{stat.id.pid}/cmdline") or b"")
+def _title(stat: Stat) -> str:
+    return title(stat.comm, _read(f"/proc/{stat.id.pid}/cmdline") or b"")
+
+
+def _member(stat: Stat, name: str) -> Member:
     return Member(
         stat.id,
         name,
@@ -96,6 +100,7 @@ class Tree:
         self._subreaper = subreaper
         self._remembered: set[ProcessId] = set()
         self._marked: dict[ProcessId, bool] = {}
+        self._titles: dict[ProcessId, tuple[str, str]] = {}
 
     def look(self) -> list[Member]:
         """Read /proc once and return every process of the engine, zombies included."""
@@ -105,7 +110,15 @@ class Tree:
         us = Us(os.getpid(), self._subreaper, self._spawned())
         found = custody.members(self.main, picture, self._remembered, us)
         self._remembered = set(found)
-        return [_member(stats[one.pid]) for one in found]
+        self._titles = {one: self._known_title(stats[one.pid]) for one in found}
+        return [_member(stats[one.pid], self._titles[one][1]) for one in found]
+
+    def _known_title(self, stat: Stat) -> tuple[str, str]:
+        """Return (comm, title). The command line is read again only with a new comm: a wedged process may block its reader."""
+        known = self._titles.get(stat.id)
+        if known is not None and known[0] == stat.comm and len(known[1].encode()) != _COMM:
+            return known
+        return stat.comm, _title(stat)
 
     def _is_marked(self, stat: Stat) -> bool:
         """Read a process's environment once: what was found then holds for its life."""
@@ -143,7 +156,7 @@ class Leftovers:
         marked = {pid: self._is_left(pid) for pid in stats}
         picture = {pid: Seen(stat, marked[pid]) for pid, stat in stats.items()}
         found = (stats[one.pid] for one in custody.marked(picture, os.getpid()))
-        return [_member(stat) for stat in found if not stat.dead]
+        return [_member(stat, _title(stat)) for stat in found if not stat.dead]
 
     def _is_left(self, pid: int) -> bool:
         environ = _read(f"/proc/{pid}/environ") or b""

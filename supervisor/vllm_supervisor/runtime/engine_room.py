@@ -142,10 +142,14 @@ class EngineRoom:
         killed: list[Member] = []
         left: list[Member] = []
         if ended is not None:
-            ended.note_segments()
             killed, left = await ended.body.tree.sweep(PROVE_WITHIN)
         if not left:
-            left = await self._sweep_earlier()
+            earlier = await self._sweep_earlier()
+            if earlier is None:
+                sentence = f"/proc cannot be read within {PROVE_WITHIN:g} s: a process hangs in the kernel, and `ps` hangs as well"
+                self._tell(facts.SweepFailed(f"{sentence}; a reboot may be needed"))
+                return
+            left = earlier
             if left and not self._plan.config.engine.sweep:
                 sentence = f"an earlier run left {_named(left)}; end them, or set engine.sweep = true"
                 self._tell(facts.SweepFailed(sentence, refused=True))
@@ -167,14 +171,19 @@ class EngineRoom:
             facts.SweepDone(evidence, self._requests_lost(max(ended.started_at, ended.going_since - LAST_WORDS)))
         )
 
-    async def _sweep_earlier(self) -> list[Member]:
-        """End what a run that died left behind; with `engine.sweep` off only look."""
+    async def _sweep_earlier(self) -> list[Member] | None:
+        """End what a run that died left behind; with `engine.sweep` off only look. None: a look does not come back."""
         earlier = Leftovers(self._instance, self._run)
-        found = earlier.look()
+        found: list[Member] | None = None
+        # In a thread: what the earlier run left may hang in a driver, and then holds up whoever reads its environment.
+        with trio.move_on_after(PROVE_WITHIN):
+            found = await trio.to_thread.run_sync(earlier.look, abandon_on_cancel=True)
         if not found or not self._plan.config.engine.sweep:
             return found
         segments = leftovers.Segments()
-        segments.look(member.id.pid for member in found)
+        with trio.move_on_after(PROVE_WITHIN):
+            pids = [member.id.pid for member in found]
+            segments.note(await trio.to_thread.run_sync(segments.find, pids, abandon_on_cancel=True))
         killed, left = await earlier.sweep(PROVE_WITHIN)
         self._log.warning(
             "swept_earlier", sentence=f"an earlier run left: {_left_behind(killed, segments.remove_unused())}"

@@ -87,7 +87,9 @@ class Incarnation:
         self._memory = memory
         self._pump = Pump(body.child.stdout, body.child.stderr, forward=forward, on_line=self._line)
         self._watched: dict[ProcessId, str] = {}  # its parts, by name
+        self._living: list[int] = []  # its processes, as last seen
         self._segments = leftovers.Segments()
+        self._became_ready = trio.Event()
         self._said_dead = trio.Event()
         self._over = trio.Event()
         self._ended_at: float | None = None
@@ -100,6 +102,7 @@ class Incarnation:
             async with trio.open_nursery() as watchers:
                 watchers.start_soon(self._watch_tree, watchers)
                 watchers.start_soon(self._become_ready, readiness, watchers)
+                watchers.start_soon(self._watch_segments)
                 watchers.start_soon(self._watch_words)
                 raw = await self.body.child.wait()
                 watchers.cancel_scope.cancel()
@@ -139,10 +142,6 @@ class Incarnation:
         await self._over.wait()
         await self._pump.drain_then_close(READ_OUT_WITHIN)
 
-    def note_segments(self) -> None:
-        """Look at the shared memory in its processes' hands; the last chance is before they are killed."""
-        self._segments.look(member.id.pid for member in self.body.tree.remaining())
-
     def clear(self) -> leftovers.Removed:
         """Remove the shared memory that only this engine used; call it when its processes are gone."""
         return self._segments.remove_unused()
@@ -177,24 +176,30 @@ class Incarnation:
 
     async def _watch_tree(self, nursery: trio.Nursery) -> None:
         """See each of vLLM's own processes end at once, by its pidfd; new ones are looked for."""
-        segments_due = 0.0
         while True:
-            segments = clock.monotonic() >= segments_due
-            if segments:
-                segments_due = clock.monotonic() + (SEGMENTS_EVERY if self.ready else LOOK_EVERY)
-            self._look(nursery, segments=segments)
+            self._look(nursery)
             await trio.sleep(LOOK_LATER if self.ready else LOOK_EVERY)
 
-    def _look(self, nursery: trio.Nursery, *, segments: bool) -> None:
-        """Watch the parts that are new, those too that ended before they were seen; with `segments` note their memory."""
+    def _look(self, nursery: trio.Nursery) -> None:
+        """Watch the parts that are new, those too that ended before they were seen."""
         members = self.body.tree.look()
         self._memory.engine_seen(member.id for member in members if not member.dead)
         for member in members:
             if member.id not in self._watched and member.id != self.body.child.id and member.name.startswith(TITLES):
                 self._watched[member.id] = member.name
                 nursery.start_soon(self._watch_member, member)
-        if segments:
-            self._segments.look(member.id.pid for member in members if not member.dead)
+        self._living = [member.id.pid for member in members if not member.dead]
+
+    async def _watch_segments(self) -> None:
+        """Note the shared memory in its processes' hands, also just after it became ready."""
+        while True:
+            found = await trio.to_thread.run_sync(self._segments.find, self._living, abandon_on_cancel=True)
+            self._segments.note(found)
+            if self.ready:
+                await trio.sleep(SEGMENTS_EVERY)
+            else:
+                with trio.move_on_after(LOOK_EVERY):
+                    await self._became_ready.wait()
 
     async def _watch_member(self, member: Member) -> None:
         await processes.watch(member.id)
@@ -240,7 +245,8 @@ class Incarnation:
             self._tell(facts.SpawnFailed("the engine reports no steps, and engine.beacon = require; set it to auto"))
             return
         self.ready = True
-        self._look(watchers, segments=True)
+        self._look(watchers)
+        self._became_ready.set()
         self._tell(facts.BecameReady(note))
 
 
