@@ -154,6 +154,26 @@ def test_request_events_come_in_order(tmp_path: Path, reader: BeaconReader) -> N
     assert reader.events() == []
 
 
+def test_the_last_words_of_a_writer_that_died_are_heard(tmp_path: Path, reader: BeaconReader) -> None:
+    """What a process reported before it was killed is given out after its death as well, once."""
+    program = (
+        "import os, sys; from vllm_supervisor.beacon.vsup_beacon import FINISHED, Beacon\n"
+        "beacon = Beacon(sys.argv[1], 0); print('ready', flush=True); sys.stdin.read(1)\n"
+        "beacon.event(FINISHED, 'chatcmpl-a-01234567', 'FINISHED_ABORTED', 3, (0, 0)); os.kill(os.getpid(), 9)"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+    ) as writer:
+        assert writer.stdout
+        assert writer.stdout.readline() == b"ready\n"
+        assert len(reader.read()) == 1
+        writer.communicate(b"x")
+    assert reader.read() == ()
+    assert [(event.id, event.status) for event in reader.events()] == [("chatcmpl-a-01234567", "FINISHED_ABORTED")]
+    assert reader.events() == []
+
+
 def test_lost_events_are_counted(tmp_path: Path, reader: BeaconReader) -> None:
     """A reader that comes too late is told how many events it missed, and reads on behind them."""
     beacon = vsup_beacon.Beacon(str(tmp_path), 0)

@@ -47,6 +47,25 @@ async def test_every_exit_code_is_told() -> None:
 
 
 @async_test
+async def test_a_child_that_became_another_user_s_takes_no_signal_and_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the kernel forbids the signal (the engine runs behind sudo) False says that nothing was sent."""
+    child = shell("exec sleep 60")
+
+    def forbidden(_pidfd: int, _signum: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(signal, "pidfd_send_signal", forbidden)
+        assert not child.terminate()
+        assert not child.kill()
+    assert child.kill()
+    await child.wait()
+    await end(child)
+
+
+@async_test
 async def test_every_fatal_signal_is_told() -> None:
     """A child ended by any signal that ends a process comes back as its negative number."""
     for signum in FATAL:

@@ -99,7 +99,9 @@ def test_what_is_not_ours_in_an_open_directory_is_not_trusted(short: Path) -> No
     (short / "open").chmod(0o777)
     directories.prepare_state_directory(short / "mine" / "n")
     for planted in ("link", "open"):
-        with pytest.raises(SetupError, match=f"{planted} is not this user's own; remove it or set state_dir"):
+        with pytest.raises(
+            SetupError, match=f"{planted} is not this user's own, in a directory open to all; set state_dir elsewhere"
+        ):
             directories.prepare_state_directory(short / planted / "n")
 
 

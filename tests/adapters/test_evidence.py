@@ -1,17 +1,32 @@
 """Bundles on disk: complete, private, bounded, and never in the way."""
 
+import errno
 import json
 import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import trio
 from trio.testing import trio_test
 
-from vllm_supervisor.adapters import evidence
-from vllm_supervisor.adapters.evidence import Written, write_bundle
+from vllm_supervisor.adapters import child, evidence
+from vllm_supervisor.adapters.evidence import Starter, Written, write_bundle
 
 MINE = [os.getpid()]
+
+
+class Rest:
+    """Takes the tools that were given up on, as a supervisor's own nursery does."""
+
+    def __init__(self) -> None:
+        self.left: list[Callable[[], Awaitable[object]]] = []
+        self.starter = Starter(child.spawn, self.left.append)
+
+    async def reap(self) -> None:
+        """Wait for all of them."""
+        for wait in self.left:
+            await wait()
 
 
 def tool(directory: Path, name: str, script: str) -> None:
@@ -24,9 +39,14 @@ def tool(directory: Path, name: str, script: str) -> None:
 async def write(tmp_path: Path, **more: int) -> Written:
     """Write one bundle about this process."""
     bounds = {"keep": 20, "max_size": 10**9} | more
-    return await write_bundle(
-        tmp_path / "incidents", {"cause": "stuck"}, MINE, search_path=f"{tmp_path}:/usr/bin:/bin", **bounds
+    rest = Rest()
+    path = f"{tmp_path}:/usr/bin:/bin"
+    written = await write_bundle(
+        tmp_path / "incidents", {"cause": "stuck"}, MINE, search_path=path, starter=rest.starter, **bounds
     )
+    await rest.reap()
+    assert not child.owned()
+    return written
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +105,44 @@ async def test_a_talkative_tool_is_cut(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @trio_test
+async def test_tools_are_children_that_somebody_owns(tmp_path: Path) -> None:
+    """While a tool runs it is known as a child of ours, and gets no signal mask of ours."""
+    seen: list[frozenset[int]] = []
+
+    def spawn(argv: Sequence[str], env: Mapping[str, str]) -> child.Child:
+        started = child.spawn(argv, env)
+        seen.append(child.owned())
+        assert started.pid in seen[-1]
+        return started
+
+    tool(tmp_path, "nvidia-smi", "grep SigBlk /proc/self/status")
+    starter = Starter(spawn, lambda _wait: None)
+    written = await write_bundle(
+        tmp_path / "i", {}, MINE, search_path=f"{tmp_path}:/usr/bin:/bin", starter=starter, keep=1, max_size=10**9
+    )
+    assert len(seen) == 1
+    said = (written.path / "nvidia-smi.txt").read_text()
+    assert said.startswith("SigBlk:\t0000000000000000\n")
+
+
+@trio_test
+async def test_two_bundles_begun_at_once_are_two(tmp_path: Path) -> None:
+    """A bundle of the judgement and one that QUIT asked for do not take each other's place."""
+    numbers: list[int] = []
+
+    async def one() -> None:
+        written = await write_bundle(
+            tmp_path, {}, MINE, search_path=str(tmp_path), starter=Rest().starter, keep=9, max_size=10**9
+        )
+        numbers.append(written.number)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(one)
+    assert sorted(numbers) == [1, 2, 3, 4]
+
+
+@trio_test
 async def test_bundles_are_numbered_and_the_oldest_go(tmp_path: Path) -> None:
     """Numbers rise, also over removed bundles, and no more than the bound are kept."""
     numbers = [(await write(tmp_path, keep=2)).number for _ in range(4)]
@@ -102,8 +160,24 @@ async def test_a_place_that_cannot_be_written_is_a_problem_and_no_error(tmp_path
 
 
 @trio_test
+async def test_a_disk_that_fills_up_meanwhile_is_a_problem_and_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that cannot be written, whoever writes it, is reported, and nothing is raised."""
+
+    def full(_path: Path, _text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(evidence, "_write", full)
+    written = await write(tmp_path)
+    assert "the bundle could not be written: No space left on device" in written.problems
+
+
+@trio_test
 async def test_processes_that_are_gone_leave_a_note(tmp_path: Path) -> None:
     """An engine that died meanwhile still gets its bundle."""
-    written = await write_bundle(tmp_path, {}, [2**22 + 1], search_path=str(tmp_path), keep=1, max_size=10**9)
+    written = await write_bundle(
+        tmp_path, {}, [2**22 + 1], search_path=str(tmp_path), starter=Rest().starter, keep=1, max_size=10**9
+    )
     assert "no thread of the engine could be read" in written.problems
     assert json.loads((written.path / "incident.json").read_text())["complete"]

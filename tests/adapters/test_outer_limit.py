@@ -21,6 +21,7 @@ from vllm_supervisor.adapters.outer_limit import OuterLimit, Unit, read, span, u
         ("0::/user.slice/user-1000.slice/session-3.scope\n", None),
         ("0::/\n", None),
         ("12:cpu:/x\n1:name=systemd:/system.slice/vllm.service\n", Unit("vllm.service", user=False)),
+        ("9:name=systemd:/\n0::/system.slice/vllm.service/supervisor\n", Unit("vllm.service", user=False)),
         ("", None),
     ],
 )

@@ -91,8 +91,10 @@ def test_an_unchanged_line_is_not_drawn_again(terminal: tuple[int, int]) -> None
 
 
 def test_the_width_is_the_terminals(terminal: tuple[int, int]) -> None:
-    """One column stays free, so that no terminal wraps; without a terminal 79 are assumed."""
+    """One column stays free, so that no terminal wraps; without a terminal, or without a size, 79 are assumed."""
     assert StatusLine(terminal[1]).width == 39
+    ioctl(terminal[1], termios.TIOCSWINSZ, struct.pack("4H", 0, 0, 0, 0))
+    assert StatusLine(terminal[1]).width == 79
     read, write = os.pipe()
     assert StatusLine(write).width == 79
     assert is_terminal(terminal[1], "xterm")

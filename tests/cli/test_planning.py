@@ -134,7 +134,6 @@ def test_secrets_are_not_in_a_printed_plan(place: Place, monkeypatch: pytest.Mon
     ("words", "status", "told"),
     [
         ("serve m --port x", 2, "--port 'x': expected a whole number"),
-        ("serve m --headless", 2, "--headless starts engines without an HTTP server"),
         ("serve m --ssl-keyfile k", 2, "--ssl-keyfile needs --ssl-certfile"),
         ("serve m --config /no.yaml", 78, "vLLM's --config /no.yaml: No such file or directory"),
         ("serve /no/model", 78, "model /no/model does not exist"),

@@ -20,9 +20,9 @@ STATUS = {
     "admission": {"open": True, "reason": None, "in_flight": 2, "limit": 1024},
     "engine": {"state": "ready", "incarnation": 1, "pid": 8, "uptime_s": 60.0, "address": "unix:/e.sock", "beacon": True,
                "processes": [{"pid": 8, "name": "vllm", "rss_bytes": 3 * 2**29}, {"pid": 9, "name": "VLLM::Worker", "rss_bytes": 2**20}]},
-    "health": {"verdict": "busy", "sentence": "steps advance", "evidence": {}, "since_s": 5, "running": 2, "waiting": 0,
+    "health": {"verdict": "busy", "sentence": "busy: steps advance", "evidence": {}, "since_s": 5, "running": 2.0, "waiting": 0.0,
                "tokens_per_s": 450.25, "steps_per_s": 55.0},
-    "restarts": {"total": 1, "by_cause": {"crash": 1}, "budget": {"max": 3, "within_s": 900.0, "used": 1}, "last": {"cause": "crash"}},
+    "restarts": {"total": 1, "by_cause": {"crash": 1}, "budget": {"max": 3, "within_s": 900.0, "used": 1}, "last": {"cause": "crash", "ago_s": 90.0, "ready_after_s": 24.2, "requests_lost": 3}},
     "requests": {"accepted": 5, "completed": 3, "open": 2},
     "executions": {"not_started": 0, "running": 2},
     "drain": {"budget_s": 60, "elapsed_s": 20, "remaining_s": 40, "in_flight": 2, "oldest_s": 41},
@@ -34,10 +34,10 @@ admission   open, 2 in flight, limit 1024
 engine      ready, incarnation 1, pid 8, up 60 s, unix:/e.sock, with beacon
             vllm, pid 8, 1.5 GiB
             VLLM::Worker, pid 9, 1 MiB
-health      busy: steps advance, for 5 s
+health      busy for 5 s: steps advance
 work        2 running, 0 waiting, 450.2 tokens/s, 55.0 steps/s
 drain       2 in flight, oldest 41 s, 40 s left, of 60 s
-restarts    1, crash 1, budget 1 of 3, within 15m, last: crash
+restarts    1, crash 1, budget 1 of 3, within 15m, last: crash, 90 s ago, 3 requests lost, ready after 24 s
 requests    5 accepted, 3 completed, 2 open
 executions  0 not started, 2 running
 memory      8.0 GiB available, pressure 0.5
@@ -150,7 +150,7 @@ def test_an_event_with_little_in_it() -> None:
         ("drain --wait --hook --timeout 1.5m", "/drain", {"wait": True, "hook": True, "timeout_s": 90.0}, {"drained": True, "in_flight": 0}, "drained: nothing is in flight"),
         ("resume", "/resume", {}, {"admission": "open"}, "admission: open"),
         ("restart --reason why", "/restart", {"reason": "why"}, {"incarnation": 2}, "restarting: incarnation 2 is being replaced"),
-        ("stop", "/stop", {}, {"phase": "running"}, "stopping: phase running"),
+        ("stop", "/stop", {}, {"phase": "running"}, "stopping: what was accepted finishes first; `status` and `events` tell how it goes until the end"),
         ("report --source s --reason r", "/report", {"source": "s", "reason": "r"}, {"recorded": True, "verdict": "busy", "sentence": "7 running"}, "recorded; busy: 7 running"),
     ],
 )  # fmt: skip

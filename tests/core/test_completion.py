@@ -163,8 +163,18 @@ def test_whole_answers(cls: RequestClass, body: bytes, expected: tuple[str, str]
 
 def test_background_response_completes_while_the_engine_works_on():
     """`queued` completes the request and says that its execution still runs."""
-    judged = _judge(RESPONSES, b'{"status":"queued"}', stream=False)
-    assert (judged.outcome, judged.running) == ("completed", True)
+    judged = _judge(RESPONSES, b'{"id":"resp_5f","status":"queued"}', stream=False)
+    assert (judged.outcome, judged.running, judged.engine_id) == ("completed", True, "resp_5f")
+
+
+def test_a_streamed_response_names_its_id_however_it_ends():
+    """The id stands in the first event, so a stream that is cut has told it as well."""
+    cut = (
+        b'event: response.created\ndata: {"type":"response.created","response":{"id": "resp_0a","status":"queued"}}\n\n'
+    )
+    judged = _judge(RESPONSES, cut, stream=True)
+    assert (judged.outcome, judged.engine_id) == ("failed", "resp_0a")
+    assert _judge(CHAT, cut, stream=True).engine_id == ""
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_an_unknown_variable_with_a_section_is_told() -> None:
     ]
 
 
-@pytest.mark.parametrize("key", ["memory.mode", "engine.speed", "health.patience"])
+@pytest.mark.parametrize("key", ["memory.speed", "engine.speed", "health.patience"])
 def test_keys_without_a_feature_are_unknown(key: str) -> None:
     """A key that nothing acts on yet is refused, never silently accepted."""
     assert f"unknown key {key}" in problems(sets=(f"{key}=auto",))[0]

@@ -32,6 +32,12 @@ SNAPSHOT = Snapshot(
     budget_max=3,
     uptime_s=12.3456,
     incarnation=4,
+    verdict_age_s=60.0,
+    progress_age_s=1.5,
+    steps_per_s=41.25,
+    beacons=2,
+    probes={"answered": 7, "withdrawn": 1},
+    scrapes={"ok": 12, "timeout": 3},
     ledger=LedgerHealth(
         failed=True,
         since=1.0,
@@ -68,6 +74,14 @@ def test_every_value_is_shown() -> None:
     got = parsed(SNAPSHOT)
     assert value(got, "build_info", version="1.2.3", name="8000", release="tiny") == 1
     assert value(got, "uptime_seconds") == 12.346
+    assert value(got, "verdict_age_seconds") == 60
+    assert value(got, "progress_age_seconds") == 1.5
+    assert value(got, "engine_steps_per_second") == 41.25
+    assert ("engine_tokens_per_second", ()) not in got
+    assert value(got, "beacons") == 2
+    assert value(got, "probes_total", outcome="answered") == 7
+    assert value(got, "probes_total", outcome="failed") == 0
+    assert value(got, "scrapes_total", result="timeout") == 3
     assert value(got, "phase", phase="running") == 1
     assert value(got, "engine_state", state="ready") == 1
     assert value(got, "engine_incarnation") == 4

@@ -59,7 +59,7 @@ def test_a_long_prefill_with_flat_counts_for_505_s(beacon: bool) -> None:
 def test_a_prefill_that_moves_only_the_kv_usage(beacon: bool) -> None:
     """A rising KV usage alone is progress, for an hour."""
     engine = Engine(running=1, kv=0.0, kv_s=0.0002, open_tokens=8192, open_prefill=True)
-    life = Life([engine], beacon=beacon)
+    life = Life([engine], beacon=beacon, interval=30.0)
     life.users(1)
     life.run(3600)
     assert life.verdicts == {BUSY}
@@ -190,7 +190,7 @@ def test_stale_gauges_after_a_mass_cancel() -> None:
 
 def test_the_beacon_sees_through_stale_gauges() -> None:
     """With a beacon the scheduler's own counts hold, whatever the gauges say."""
-    assert Life([Engine(gauges=(106, 15))]).run(2000).verdict is Verdict.IDLE
+    assert Life([Engine(gauges=(106, 15))], interval=30.0).run(2000).verdict is Verdict.IDLE
 
 
 def test_a_hang_with_nobody_there_needs_its_probe() -> None:
@@ -266,6 +266,16 @@ def test_another_incarnation_is_not_compared() -> None:
     assert Verdict.STUCK not in life.verdicts
 
 
+def test_a_verdict_holds_since_its_own_incarnation_at_the_longest() -> None:
+    """What was said of an engine that is gone adds nothing to how long the same verdict has held of the next one."""
+    life = Life()
+    life.run(600)
+    life.incarnation = 2
+    life.run(60)
+    assert life.last.verdict is Verdict.IDLE
+    assert life.last.at - life.last.since <= 60
+
+
 @pytest.mark.parametrize("fault", [ScrapeFault.NO_SERIES, ScrapeFault.HTTP_ERROR])
 def test_no_metrics_and_nothing_else(fault: ScrapeFault) -> None:
     """Without series, beacon and account, the server cannot be judged; it is not called idle."""
@@ -325,7 +335,7 @@ def test_multiprocess_metrics() -> None:
 @both
 def test_a_slow_scrape_under_load(beacon: bool) -> None:
     """Reads that time out while bytes flow are a saturated front end: busy, for hours."""
-    life = Life([working()], beacon=beacon, interval=15.0)
+    life = Life([working()], beacon=beacon, interval=30.0)
     life.users(64, silent=None)
     life.run(60)
     life.metrics = ScrapeFault.TIMEOUT
@@ -353,7 +363,7 @@ def test_two_engines_one_hung(beacon: bool) -> None:
 
 def test_two_engines_and_a_stale_gauge() -> None:
     """Without a beacon, a gauge that stands still is no hang while every one of our requests is being answered."""
-    life = Life([working(label="0"), Engine("1", gauges=(3, 0))], beacon=False)
+    life = Life([working(label="0"), Engine("1", gauges=(3, 0))], beacon=False, interval=30.0)
     life.users(15, silent=None)
     life.run(2000, lambda _passed: life.users(15, silent=None))
     assert not life.verdicts & RESTARTING
@@ -361,7 +371,7 @@ def test_two_engines_and_a_stale_gauge() -> None:
 
 def test_two_engines_one_idle() -> None:
     """An engine without work beside a busy one is no finding."""
-    life = Life([working(label="0"), Engine("1")])
+    life = Life([working(label="0"), Engine("1")], interval=30.0)
     life.users(15, silent=None)
     assert life.run(2000).verdict is BUSY
     assert life.verdicts == {BUSY}
@@ -370,7 +380,7 @@ def test_two_engines_one_idle() -> None:
 def test_asleep() -> None:
     """An engine that was put to sleep is not stuck, and the time it slept does not count after it wakes."""
     engine = Engine(asleep=True, waiting=1)
-    life = Life([engine], interval=10.0)
+    life = Life([engine], interval=30.0)
     life.users(1)
     assert life.run(5000).verdict is Verdict.ASLEEP
     assert life.verdicts == {Verdict.ASLEEP}
@@ -382,7 +392,7 @@ def test_asleep() -> None:
 def test_paused(told_by: str) -> None:
     """A paused scheduler is an operator's will, told by the beacon or by the server."""
     life = Life(
-        [Engine(running=2, waiting=4, paused=told_by == "beacon")], paused=told_by == "server" or None, interval=15.0
+        [Engine(running=2, waiting=4, paused=told_by == "beacon")], paused=told_by == "server" or None, interval=30.0
     )
     life.users(6)
     life.run(5000)
@@ -471,7 +481,7 @@ def test_an_operators_call_on_the_engines_loop_takes_the_slow_waits() -> None:
 
 def test_a_deferred_queue_that_makes_empty_steps() -> None:
     """A scheduler that turns and schedules nothing is degraded: alarm and readiness, no restart."""
-    life = Life([Engine(waiting=473, empty_steps_s=900)], interval=15.0)
+    life = Life([Engine(waiting=473, empty_steps_s=900)], interval=30.0)
     life.users(473)
     life.run(7200)
     assert life.verdicts == {BUSY, Verdict.SUSPECT, Verdict.DEGRADED}
@@ -482,18 +492,30 @@ def test_a_deferred_queue_that_makes_empty_steps() -> None:
 @both
 def test_a_deferred_queue_that_never_completes(beacon: bool) -> None:
     """Steps at 0.2 a second with nothing finished and hundreds waiting are degraded after a quarter of an hour."""
-    life = Life([Engine(running=8, waiting=473, steps_s=0.2, tokens_s=0.2)], beacon=beacon, interval=15.0)
+    life = Life([Engine(running=8, waiting=473, steps_s=0.2, tokens_s=0.2)], beacon=beacon, interval=30.0)
     life.users(473)
-    life.run(885)
+    life.run(870)
     assert life.verdicts == {BUSY}
     life.run(7200)
     assert life.verdicts == {BUSY, Verdict.DEGRADED}
 
 
 @both
+def test_steps_that_deliver_nothing(beacon: bool) -> None:
+    """An engine that computes for two hours without a byte for anybody is degraded, not busy and not restarted."""
+    life = Life([Engine(running=2, steps_s=20, tokens_s=40)], beacon=beacon, interval=30.0)
+    begin = life.now
+    life.run(7170, lambda _passed: life.users(2, silent=life.now - begin))
+    assert life.verdicts == {BUSY}
+    life.run(7200, lambda _passed: life.users(2, silent=life.now - begin))
+    assert life.verdicts == {BUSY, Verdict.DEGRADED}
+    assert "nobody has got a byte for" in life.last.sentence
+
+
+@both
 def test_one_long_generation_that_fills_the_only_slot(beacon: bool) -> None:
     """A generation of hours with others waiting behind it is busy, not degraded."""
-    life = Life([Engine(running=1, waiting=20, steps_s=8, tokens_s=8)], beacon=beacon, interval=15.0)
+    life = Life([Engine(running=1, waiting=20, steps_s=8, tokens_s=8)], beacon=beacon, interval=30.0)
     life.users(21, silent=None)
     life.run(4 * 3600)
     assert life.verdicts == {BUSY}
@@ -536,6 +558,17 @@ def test_few_errors_are_not_failing() -> None:
     assert busy.verdicts == {BUSY}
 
 
+def test_refusals_are_proof_when_they_go_on() -> None:
+    """Nobody listens although the process lives: unreachable at once, failing when two probes were refused as well."""
+    life = Life(beacon=False, metrics=ScrapeFault.REFUSED)
+    assert (life.run(5).verdict, life.last.wants_probe) == (Verdict.UNREACHABLE, True)
+    at = life.now
+    life.probe = ProbeSample(failed_at=at, failures=1, failing_since=at)
+    assert life.run(60).verdict is Verdict.UNREACHABLE
+    life.probe = ProbeSample(failed_at=life.now, failures=2, failing_since=at)
+    assert (life.run(5).verdict, life.last.confirmed) == (Verdict.FAILING, True)
+
+
 def test_probes_that_fail_in_a_row_are_failing() -> None:
     """One failed probe is a suspicion; two, half a minute apart, are proof, with nobody else there."""
     life = Life()
@@ -548,7 +581,7 @@ def test_probes_that_fail_in_a_row_are_failing() -> None:
 
 def test_a_start_is_not_judged_by_steps() -> None:
     """While the engine starts there is no stall, and the clocks begin when it is ready."""
-    life = Life([Engine(running=1, open_tokens=1)], ready_at=None, interval=10.0)
+    life = Life([Engine(running=1, open_tokens=1)], ready_at=None, interval=30.0)
     life.users(1)
     life.run(10800)
     assert life.verdicts == {Verdict.STARTING}
@@ -560,7 +593,7 @@ def test_a_start_is_not_judged_by_steps() -> None:
 def test_the_day_of_the_incident() -> None:
     """A batch job that fills every slot for a day, with slow reads and complaints from outside: never a restart."""
     engine = Engine(running=8, waiting=56, tokens_s=180, steps_s=22, finished_s=0.4, kv=0.95)
-    life = Life([engine], completions_s=0.4, interval=10.0)
+    life = Life([engine], completions_s=0.4, interval=30.0)
 
     def day(passed: float) -> None:
         life.users(64, silent=None)
@@ -579,7 +612,7 @@ def test_the_day_of_the_incident() -> None:
 
 def test_what_is_remembered_does_not_grow() -> None:
     """An hour of ticks leaves as much in memory as a minute."""
-    life = Life([working()])
+    life = Life([working()], interval=30.0)
     life.users(15, silent=None)
     life.run(60)
     before = (len(life.memory.tracks), len(life.memory.starts))

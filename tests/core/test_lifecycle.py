@@ -1,29 +1,17 @@
 """The life of the engine, told as facts on a virtual clock."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
+from fakes.engine_life import POLICY, Life, kinds
 from vllm_supervisor.core import facts, orders
 from vllm_supervisor.core.cells import LEADS_TO, TABLE
 from vllm_supervisor.core.exit_status import ExitEvidence
 from vllm_supervisor.core.facts import Timer
-from vllm_supervisor.core.lifecycle import ImpossibleFact, Moment, Node, Policy, State, Why, engine_state, step
+from vllm_supervisor.core.lifecycle import ImpossibleFact, Moment, Node, State, Why, engine_state, step
 from vllm_supervisor.core.restart import RestartPolicy
-from vllm_supervisor.core.timeouts import Limits
 from vllm_supervisor.core.words import ClosedReason, Cut, EngineState, Phase
-
-POLICY = Policy(
-    restart=RestartPolicy(),
-    limits=Limits(
-        outer=None, outer_owner="nobody", propagation=0.0, drain=60.0, engine_stop=30.0, documentation=5.0, reserve=5.0
-    ),
-    start_timeout=1800.0,
-    stop_grace=30.0,
-    on_terminal=False,
-    has_notify=False,
-    is_pid1=False,
-)
 
 # Pairs that cannot happen; every other pair has a cell.
 IMPOSSIBLE: dict[type, set[Node]] = {
@@ -35,7 +23,10 @@ IMPOSSIBLE: dict[type, set[Node]] = {
     facts.Exited: {Node.BOOTING},
     facts.MemberDied: {Node.BOOTING},
     facts.ReportedDead: {Node.BOOTING},
-    facts.TimerFired: {Node.BOOTING, Node.SWEEPING, Node.READY, Node.GONE},
+    facts.MemoryBack: set(Node) - {Node.GATING, Node.GONE},
+    facts.MemoryShort: set(Node) - {Node.GATING, Node.GONE},
+    facts.MemoryFloor: {Node.BOOTING},
+    facts.TimerFired: {Node.BOOTING, Node.SWEEPING, Node.GATING, Node.READY, Node.GONE},
 }
 
 FACTS = {
@@ -50,6 +41,9 @@ FACTS = {
     facts.ReportedDead: facts.ReportedDead("it says it is dead"),
     facts.Condemned: facts.Condemned("nothing moved for 300 s"),
     facts.EvidenceSaved: facts.EvidenceSaved(),
+    facts.MemoryBack: facts.MemoryBack(),
+    facts.MemoryShort: facts.MemoryShort("30 GiB available, 100 GiB wanted", lost=True),
+    facts.MemoryFloor: facts.MemoryFloor(1, "memory reached the floor"),
     facts.Exited: facts.Exited(0),
     facts.StopRequested: facts.StopRequested("pid 1"),
     facts.RestartRequested: facts.RestartRequested("pid 1", "a new model"),
@@ -58,52 +52,6 @@ FACTS = {
     facts.Drained: facts.Drained(),
     facts.TimerFired: facts.TimerFired(Timer.GRACE),
 }
-
-
-@dataclass
-class Life:
-    """Feeds facts, keeps state, timers and every order given."""
-
-    policy: Policy = POLICY
-    state: State = field(default_factory=State)
-    now: float = 1000.0
-    given: list[orders.Order] = field(default_factory=list)
-    timers: dict[Timer, float] = field(default_factory=dict)
-
-    def tell(self, *told: facts.Fact) -> list[orders.Order]:
-        """Take facts; return what the last one ordered."""
-        given: list[orders.Order] = []
-        for fact in told:
-            self.state, given = step(self.state, fact, Moment(self.now, 0.0), self.policy, TABLE)
-            for order in given:
-                if isinstance(order, orders.SetTimer):
-                    self.timers[order.timer] = order.at
-                elif isinstance(order, orders.ClearTimer):
-                    self.timers.pop(order.timer, None)
-            self.given += given
-        return given
-
-    def fire(self) -> list[orders.Order]:
-        """Let the earliest deadline pass."""
-        timer = min(self.timers, key=self.timers.__getitem__)
-        self.now = max(self.now, self.timers.pop(timer))
-        return self.tell(facts.TimerFired(timer))
-
-    def ready(self) -> "Life":
-        """Bring an engine up."""
-        if self.state.node is Node.BOOTING:
-            self.tell(facts.Began(), facts.SweepDone())
-        self.tell(facts.Spawned(100 + self.state.incarnation), facts.BecameReady())
-        return self
-
-    def crash(self, raw: int = 1) -> None:
-        """End the incarnation and sweep."""
-        self.tell(facts.Exited(raw), facts.SweepDone())
-
-
-def kinds(given: list[orders.Order]) -> list[type]:
-    """The kinds of orders, without words and timers."""
-    return [type(o) for o in given if not isinstance(o, orders.Record | orders.SetTimer | orders.ClearTimer)]
 
 
 @pytest.mark.parametrize("node", Node)
@@ -319,6 +267,22 @@ def test_what_kill_does_not_remove_blocks_the_next_engine() -> None:
     assert life.state.node is Node.WAITING
 
 
+def test_what_goes_after_all_and_is_not_started_again_is_parked_and_no_longer_unkillable() -> None:
+    """Admission names the reason of the moment: once nothing is left it is not closed for what was left."""
+    life = Life(policy=replace(POLICY, restart=RestartPolicy(max=0))).ready()
+    life.tell(facts.Exited(1), facts.SweepFailed("pid 102 stays"))
+    life.fire()
+    life.tell(facts.SweepDone())
+    assert life.state.node is Node.PARKED
+    reasons = set()
+    for order in life.given:
+        if isinstance(order, orders.CloseGate):
+            reasons.add(order.reason)
+        elif isinstance(order, orders.OpenGate):
+            reasons.discard(order.reason)
+    assert reasons == {ClosedReason.RESTARTING, ClosedReason.PARKED}
+
+
 def test_a_person_s_restart_of_what_cannot_be_killed_forgets_nothing() -> None:
     """`restart` looks again at once; when the old engine goes at last, its end is still told, and then the next starts."""
     life = Life().ready()
@@ -456,6 +420,18 @@ def test_a_condemned_engine_is_examined_before_it_is_touched() -> None:
     life.tell(facts.Exited(-9), facts.SweepDone())
     assert life.state.restarts == {"hang": 1}
     assert (life.state.tally.crashes, len(life.state.tally.hangs)) == ((), 1)
+
+
+def test_a_hurried_stop_does_not_wait_for_evidence() -> None:
+    """A stop leaves the bundle its time; the second one ends the condemned engine at once, within the short budget."""
+    life = Life().ready()
+    life.tell(facts.Condemned("nothing moved for 300 s"), facts.StopRequested("pid 1"))
+    assert life.timers[Timer.EVIDENCE] == 1015.0
+    life.now = 1002.0
+    life.tell(facts.StopRequested("pid 1"))
+    assert kinds(life.fire())[-1] is orders.Terminate
+    assert life.now == 1002.0
+    assert life.timers[Timer.GRACE] == 1007.0
 
 
 def test_evidence_that_takes_too_long_does_not_hold_the_restart() -> None:

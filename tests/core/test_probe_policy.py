@@ -25,6 +25,12 @@ TABLE = [
     ("one in flight and a user comes", replace(IDLE, probing=True, in_flight=1), ProbeOrder.WITHDRAW),
     ("others use the engine", replace(IDLE, running=2, moving=True, verdict=Verdict.BUSY), ProbeOrder.NOTHING),
     ("stale gauges", replace(IDLE, running=106, waiting=15, verdict=Verdict.BUSY), ProbeOrder.SEND),
+    (
+        "a beacon's counts",
+        replace(IDLE, running=1, exact=True, verdict=Verdict.SUSPECT, urgent=True),
+        ProbeOrder.NOTHING,
+    ),
+    ("nobody listens", replace(IDLE, verdict=Verdict.UNREACHABLE, urgent=True), ProbeOrder.SEND),
     ("no gauges", replace(IDLE, running=None, waiting=None), ProbeOrder.SEND),
     ("not possible", replace(IDLE, possible=False), ProbeOrder.NOTHING),
     ("suspect with nobody there", replace(IDLE, verdict=Verdict.SUSPECT, running=4), ProbeOrder.SEND),
@@ -35,7 +41,6 @@ TABLE = [
             Verdict.STARTING,
             Verdict.ASLEEP,
             Verdict.PAUSED,
-            Verdict.UNREACHABLE,
             Verdict.DEAD,
             Verdict.STUCK,
         )

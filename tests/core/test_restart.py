@@ -27,7 +27,7 @@ from vllm_supervisor.core.restart import (
 )
 from vllm_supervisor.core.signatures import Cause, StartPhase
 
-CRASH, HANG, START_FAILURE, COMMANDED = EndKind
+CRASH, HANG, START_FAILURE, COMMANDED = EndKind.CRASH, EndKind.HANG, EndKind.START_FAILURE, EndKind.COMMANDED
 DEFAULT = RestartPolicy()
 MINUTE, HOUR = 60.0, 3600.0
 

@@ -107,8 +107,6 @@ def test_the_label_is_the_first_served_name() -> None:
 @pytest.mark.parametrize(
     ("line", "begins"),
     [
-        ("m --headless", "--headless starts engines without an HTTP server"),
-        ("m -asc 0", "--headless starts engines without an HTTP server"),
         ("m --grpc", "--grpc serves gRPC"),
         ("m --grpc-port 5", "--grpc-port opens a second way"),
         ("m -dpm -dp 2 -dpl 2", "--data-parallel-multi-port-external-lb opens one port a rank"),

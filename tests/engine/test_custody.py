@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from fakes.supervisor_process import Account, Client, Supervisor
+from fakes.supervisor_process import Account, Client, Supervisor, until
 from fakes.tiny_engine import START, TinyEngine
 
 pytestmark = pytest.mark.engine
@@ -55,11 +55,18 @@ class Load:
             self._pool.submit(self._stream, asked)
         for asked in self.whole:
             self._pool.submit(self._ask, asked)
+        until(lambda: all(asked.data for asked in self.streams), within=20.0, what="every stream's first token")
+        until(
+            lambda: f"requests_in_flight {2 * LOAD}\n" in client.get("/metrics").text,
+            within=20.0,
+            what="the load is on",
+        )
 
     def _stream(self, asked: Asked) -> None:
         try:
             with self._client.stream(max_tokens=1900, ignore_eos=True) as stream:
-                asked.data.extend(stream)
+                for value in stream:
+                    asked.data.append(value)
         except httpx.TransportError:
             pass  # aborted after the error event
         finally:
@@ -127,7 +134,6 @@ def test_a_killed_part_is_answered_for_and_replaced(name: str, cause: str, serve
     old, mapped = identities(supervisor), segments(supervisor)
     assert mapped, "no shared memory is mapped, so nothing is shown"
     load = Load(client)
-    supervisor.until(lambda: client.get("/metrics").text.count("requests_in_flight 8"), within=20.0, what="load")
     victim = supervisor.named(name)
     killed = time.time()
     victim.kill()
@@ -154,7 +160,7 @@ def test_what_was_restarted_is_told(served: tuple[Supervisor, Client], account: 
     """Status and metrics count the restarts by cause, and tell of the last what it cost."""
     supervisor, client = served
     supervisor.until(client.is_ready, within=START, what="ready")
-    told = json.loads(account.tool("status", "--json").stdout)["restarts"]
+    told = json.loads(account.tool("--name", "same", "status", "--json").stdout)["restarts"]
     assert told["by_cause"] == {"killed": 1, "part_died": 2}
     assert (told["last"]["cause"], told["last"]["requests_lost"]) == ("part_died", 2 * LOAD)
     assert told["last"]["ready_after_s"] > 5
@@ -168,7 +174,6 @@ def test_a_killed_supervisor_leaves_no_rival(
     first, client = served
     old, mapped = identities(first), segments(first)
     load = Load(client)
-    first.until(lambda: client.get("/metrics").text.count("requests_in_flight 8"), within=20.0, what="load")
     first.kill()
     load.wait()
     assert [process for process in old if alive(process)], "nothing was left behind, so nothing is shown"
@@ -209,17 +214,20 @@ class Doomed(NamedTuple):
 )
 def test_a_start_that_cannot_succeed_is_tried_once(doomed: Doomed, engine: TinyEngine, account: Account) -> None:
     """One attempt in each mode; the reason stands in the last line, or at the address, in the status and in the log."""
-    how = ("--set", f"restart.on_give_up={doomed.how}", "--set", "log.format=json")
+    how = ("--name", "doomed", "--set", f"restart.on_give_up={doomed.how}", "--set", "log.format=json")
     supervisor, client = engine.serve(account, *doomed.options, before=how, terminal=doomed.terminal)
     with client:
         if doomed.status is not None:
             assert supervisor.ends(within=60.0) == doomed.status, supervisor.words()
-            assert doomed.reason in supervisor.err.text.strip().splitlines()[-1]
+            assert doomed.reason in supervisor.shown()[-1]
         else:
             supervisor.until(lambda: supervisor.events("parked"), within=60.0, what="parked")
             assert doomed.reason in supervisor.events("parked")[0]["sentence"]
             assert doomed.reason in client.get("/readyz").json()["reason"]
-            assert doomed.reason in json.loads(account.tool("status", "--json").stdout)["engine"]["problem"]
+            assert (
+                doomed.reason
+                in json.loads(account.tool("--name", "doomed", "status", "--json").stdout)["engine"]["problem"]
+            )
             refused = client.chat()
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_parked")
             supervisor.signal(signal.SIGTERM)

@@ -163,16 +163,16 @@ def _play(
     accepted_before = watcher.status()["requests"]["accepted"]
     supervisor.signal(signal.SIGTERM)
     watcher.start()
-    supervisor.until(lambda: client.get("/readyz").status_code == 503, within=5.0, what="readiness off")
+    supervisor.until(lambda: client.get("/readyz").status_code == 503, within=20.0, what="readiness off")
     alive = client.get("/livez").status_code
     late = late_request(kept)
-    threads[asked.index(short)].join(10.0)
+    threads[asked.index(short)].join(30.0)
     if core is not None:
         os.kill(core.pid, signal.SIGSTOP)
     status = supervisor.ends(within=30.0)
     statuses = watcher.join()
     for thread in threads:
-        thread.join(10.0)
+        thread.join(30.0)
     return [
         Row("accepted before the stop", 3, accepted_before),
         Row("readiness on the kept-open connection before the stop", 200, ready_before.status),
@@ -237,7 +237,7 @@ def run(account: Account, start: Callable[[], tuple[Supervisor, Client]], *, rea
     """Start, wait until it is ready, play."""
     supervisor, client = start()
     with client:
-        supervisor.until(client.is_ready, within=START if real else 20.0, what="ready")
+        supervisor.until(client.is_ready, within=START if real else 60.0, what="ready")
         return play(account, supervisor, client, real=real)
 
 

@@ -20,16 +20,31 @@ def _ptrace(request: int, pid: int) -> None:
         raise OSError(ctypes.get_errno(), f"ptrace: {os.strerror(ctypes.get_errno())}")
 
 
+class Frozen:
+    """A process whose main thread stands still."""
+
+    def __init__(self, pid: int) -> None:
+        """Stop it."""
+        self._pid = pid
+        self._gone = False
+        _ptrace(_SEIZE, pid)
+        _ptrace(_INTERRUPT, pid)
+        os.waitpid(pid, _WALL)
+
+    def gone(self) -> bool:
+        """Say whether it has been killed. Until we have asked, its parent does not hear of its end."""
+        if not self._gone:
+            pid, status = os.waitpid(self._pid, os.WNOHANG | _WALL)
+            self._gone = pid != 0 and os.WIFSIGNALED(status)
+        return self._gone
+
+
 @contextlib.contextmanager
-def main_thread_stopped(pid: int) -> Iterator[None]:
-    """Keep the main thread of `pid` stopped; its end is taken note of, so that its parent can reap it."""
-    _ptrace(_SEIZE, pid)
-    _ptrace(_INTERRUPT, pid)
-    os.waitpid(pid, _WALL)
+def main_thread_stopped(pid: int) -> Iterator[Frozen]:
+    """Keep the main thread of `pid` stopped."""
+    frozen = Frozen(pid)
     try:
-        yield
+        yield frozen
     finally:
-        with contextlib.suppress(OSError):
+        if not frozen.gone():
             _ptrace(_DETACH, pid)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG | _WALL)

@@ -26,6 +26,7 @@ class FailingOps(FileOps):
         self.hung = threading.Event()
         self.hang = ""
         self.synced = threading.Event()
+        self.writes = 0  # calls, failed ones included
 
     def _call(self, name: str) -> None:
         if self.hang == name and not self.gate.is_set():
@@ -41,6 +42,7 @@ class FailingOps(FileOps):
 
     def write(self, fd: int, data: memoryview) -> int:  # type: ignore[override]
         """Write, as far as it is let."""
+        self.writes += 1
         if self.short_writes and "write" in self.errors and self.times["write"] > 0 and len(data) > 4:
             done = os.write(fd, data[:4])
             self.short_writes = False

@@ -72,6 +72,23 @@ class Rig:
         assert done.returncode == 0, f"systemctl {words}: {done.stderr}"
         return done.stdout
 
+    def pids(self, unit: str) -> set[int]:
+        """Every process of a unit, as this machine counts."""
+        found: set[int] = set()
+        group = self.systemctl("show", "--value", "--property=ControlGroup", unit).strip()
+        for file in self.path(f"/sys/fs/cgroup{group}").rglob("cgroup.procs") if group else ():
+            with contextlib.suppress(OSError):
+                found.update(map(int, file.read_text().split()))
+        return found
+
+    def named(self, unit: str, name: str) -> int:
+        """Give the process of a unit that calls itself `name`, as this machine counts."""
+        for pid in self.pids(unit):
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/comm").read_text().startswith(name[:15]):
+                    return pid
+        raise AssertionError(f"no {name} among {self.pids(unit)}")
+
     def close(self) -> None:
         """End it and everything in it."""
         subprocess.run([self._script, "stop", self._dir], check=True)
@@ -104,14 +121,8 @@ class Unit:
         return self.rig.systemctl("show", "--value", f"--property={name}", self.name).strip()
 
     def pids(self) -> set[int]:
-        """Every process of the unit, as this machine counts."""
-        found: set[int] = set()
-        group = self.show("ControlGroup")
-        if group:
-            for file in self.rig.path(f"/sys/fs/cgroup{group}").rglob("cgroup.procs"):
-                with contextlib.suppress(OSError):
-                    found.update(map(int, file.read_text().split()))
-        return found
+        """Every process of it, as this machine counts."""
+        return self.rig.pids(self.name)
 
     @property
     def pid(self) -> int:
@@ -125,14 +136,6 @@ class Unit:
                 if line.split()[-1] == inside:
                     return pid
         raise AssertionError(f"no main process {inside} among {self.pids()}\n{self.words()}")
-
-    def named(self, name: str) -> int:
-        """Give the process of the unit that calls itself `name`, as this machine counts."""
-        for pid in self.pids():
-            with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/comm").read_text().startswith(name[:15]):
-                    return pid
-        raise AssertionError(f"no {name} among {self.pids()}\n{self.words()}")
 
     def journal(self) -> str:
         """Everything its processes have printed."""

@@ -248,8 +248,12 @@ class Supervisor:
 
     def log(self) -> list[dict[str, Any]]:
         """Give its log so far: the JSON lines of its standard error."""
-        lines = self.err.text.splitlines()
+        lines = self.shown()
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+    def shown(self) -> list[str]:
+        """Give the lines of its standard error as a person sees them: what a terminal was told to erase is gone."""
+        return re.sub(r"[^\n]*\r\x1b\[K", "", self.err.text).splitlines()
 
     def screen(self) -> list[str]:
         """Give the lines that a person sees on its terminal: erased status lines and colours are gone."""

@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fakes.supervisor_process import Account, Client, StartMock, Supervisor, free_port
+from fakes.supervisor_process import Account, Client, StartMock, Supervisor, command, free_port
 
 QUICK = ("--set", "restart.backoff=20ms", "--set", "restart.backoff_max=50ms")
 AT_ONCE = ("--mock-start-time", "0s")
@@ -30,11 +32,15 @@ def segment_of(supervisor: Supervisor) -> Path:
     return supervisor.until(look, within=10.0, what="a segment that is mapped")
 
 
+def name_of(client: Client) -> str:
+    """Give the name of the supervisor that `client` speaks to: others may run on the machine."""
+    return client.url.rpartition(":")[2]
+
+
 @contextmanager
 def control(account: Account, client: Client) -> Iterator[httpx.Client]:
     """Give an HTTP client on the control socket of the supervisor that `client` speaks to."""
-    name = client.url.rpartition(":")[2]
-    path = account.home / "run" / "vllm-supervisor" / name / "control.sock"
+    path = account.home / "run" / "vllm-supervisor" / name_of(client) / "control.sock"
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://control", timeout=10) as http:
         yield http
 
@@ -64,9 +70,9 @@ def test_ten_crashes_in_a_row_end_and_a_person_or_a_reload_begins_anew(start_moc
     """The fourth crash parks; `restart` and a reload leave that with fresh budgets."""
     supervisor, client = start_mock(*AT_ONCE, before=QUICK)
     for crash in range(10):
+        supervisor.until(lambda: client.is_ready() or supervisor.events("parked"), within=15.0, what="ready or parked")
         if supervisor.events("parked"):
             break
-        supervisor.until(client.is_ready, within=15.0, what="ready")
         with control(account, client) as http:
             os.kill(http.get("/status").json()["engine"]["pid"], signal.SIGSEGV)
         supervisor.until(lambda ends=crash + 1: len(supervisor.events("exited")) == ends, within=10.0, what="its end")
@@ -162,15 +168,36 @@ def test_the_same_status_is_clean_after_our_term_and_a_crash_without_it(
     assert (end["raw"], end["cause"], end["level"]) == (-15, "killed", "error")
 
 
+def adapter(account: Account, name: str) -> str:
+    """Give the script of the page about watchdogs, for a server that does not answer it, told to supervisor `name`."""
+    page = (Path(__file__).parents[2] / "docs" / "watchdogs.md").read_text(encoding="utf-8")
+    script = page.partition("```sh\n")[2].partition("```")[0]
+    assert len(script.splitlines()) == 2
+    tool = account.home / "vllm-supervisor"
+    tool.write_text(f'#!/bin/sh\nexec {shlex.join(command())} --name {name} "$@"\n', encoding="utf-8")
+    tool.chmod(0o700)
+    nobody = script.replace("127.0.0.1:8000", f"127.0.0.1:{free_port()}")
+    return nobody.replace("    vllm-supervisor", f"    {tool}")
+
+
 def test_eight_reports_restart_nothing(start_mock: StartMock, account: Account) -> None:
-    """Each complaint is written down and answered with the verdict on the busy engine, whose work goes on."""
+    """Each complaint is written down and answered with the verdict on the busy engine, whose work goes on.
+
+    The first comes from the two lines that the documentation gives to an old watchdog.
+    """
     supervisor, client = start_mock("--mock-tokens-per-second", "20", *AT_ONCE)
     supervisor.until(client.is_ready, within=10.0, what="ready")
     with client.stream(max_tokens=60, ignore_eos=True) as stream:
         next(stream)
-        by_tool = account.tool("report", "--source", "cron", "--reason", "no answer in 10 s")
-        assert by_tool.returncode == 0
-        assert by_tool.stdout.startswith("recorded; busy: ")
+        by_script = subprocess.run(
+            ["/bin/sh", "-e", "-c", adapter(account, name_of(client))],
+            env=account.env,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+        assert by_script.stdout.startswith("recorded; busy and healthy"), by_script
         with control(account, client) as http:
             for number in range(7):
                 answer = http.post("/report", json={"source": "cron", "reason": f"complaint {number}"})
@@ -205,12 +232,12 @@ def test_a_start_that_cannot_succeed_is_tried_once(
     if status is None:
         supervisor.until(lambda: supervisor.events("parked"), within=15.0, what="parked")
         expect_parked(client, "the model")
-        assert "the model" in account.tool("status").stdout
+        assert "the model" in account.tool("--name", name_of(client), "status").stdout
         supervisor.signal(signal.SIGTERM)
         assert supervisor.ends(within=10.0) == 0, supervisor.words()
     else:
         assert supervisor.ends(within=15.0) == status, supervisor.words()
-        assert "the model" in supervisor.err.text.strip().splitlines()[-1]
+        assert "the model" in supervisor.shown()[-1]
     assert len(supervisor.events("spawned")) == 1
     account.expect_nothing_left()
 
@@ -231,7 +258,7 @@ def test_a_killed_supervisor_leaves_no_rival(start_mock: StartMock, account: Acc
 
     refused, _ = start_mock(*shape, before=(*same, "--set", "engine.sweep=false"))
     assert refused.ends(within=15.0) == 78, refused.words()
-    last = refused.err.text.strip().splitlines()[-1]
+    last = refused.shown()[-1]
     assert all(f"pid {process.pid}" in last for process in left), last
     assert "engine.sweep" in last
     assert not refused.events("spawned")

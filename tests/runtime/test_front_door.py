@@ -75,6 +75,26 @@ async def test_request_goes_on_with_our_id_only_where_the_client_sent_none():
         assert b"Connection" not in second
 
 
+@in_trio
+async def test_client_that_leaves_while_the_engine_accepts_nothing_ends_the_waiting(monkeypatch: pytest.MonkeyPatch):
+    """A client that goes before there is a connection to the engine is accounted for, without a fault of ours."""
+    connecting = trio.Event()
+
+    async def never() -> None:
+        connecting.set()
+        await trio.sleep_forever()
+
+    async with open_door() as door:
+        monkeypatch.setattr(door.upstreams, "connect", never)
+        client = await door.client()
+        await client.post(b"/v1/completions")
+        await connecting.wait()
+        await client.close()
+        while door.front.connections:
+            await trio.lowlevel.checkpoint()
+        assert door.journal.story == [("cancelled", "client_left", "client", "not_started", "none")]
+
+
 @pytest.mark.parametrize("pending", ["whole", "stream"])
 @in_trio
 async def test_client_that_leaves_closes_the_engine_connection(pending: str):
@@ -382,3 +402,19 @@ async def test_front_door_taken_down_accounts_for_what_is_open():
         door.server.cancel()
         await door.idle()
         assert door.journal.story == [("cancelled", "stopped", "supervisor", "running", "connection_closed")]
+
+
+@in_trio
+async def test_without_its_acceptance_on_record_a_request_is_refused():
+    """Where the ledger is required and fails, the admitted request gets 503 with Retry-After, and the engine sees nothing."""
+    async with open_door() as door:
+        door.journal.fails = True
+        client = await door.client()
+        await client.post(b"/v1/chat/completions")
+        head, body = await client.answer()
+        assert head.startswith(b"HTTP/1.1 503")
+        assert b"Retry-After: " in head
+        assert json.loads(body)["error"]["code"] == "ledger_unavailable"
+        await door.idle()
+        assert door.journal.story == [("failed", "ledger_unavailable", "supervisor", "not_started", "none")]
+        assert not door.engine.heads

@@ -55,6 +55,47 @@ def test_a_lasting_failure_is_counted_and_requests_go_on(
     assert numbers(tmp_path) == [0, "gap", 3]
 
 
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_a_retry_finds_out_that_the_disk_works_again(
+    tmp_path: Path, error: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing to write, a retry writes the gap alone and the failure is over; while it fails nothing is lost by it."""
+    monkeypatch.setattr(ledger_writer, "RETRIES_S", ())
+    ops = FailingOps()
+
+    async def retried(writer: LedgerWriter, *, failed: bool) -> None:
+        before = ops.writes
+        writer.retry()
+        while ops.writes == before or writer.health().failed is not failed:  # noqa: ASYNC110 - another thread decides
+            await trio.sleep(0.001)
+
+    async def body(writer: LedgerWriter) -> None:
+        ops.fail("write", error, times=1_000_000)
+        assert not await writer.append_and_wait(line(0), "")
+        await retried(writer, failed=True)
+        assert writer.health().lost == 1
+        ops.errors.clear()
+        await retried(writer, failed=False)
+        assert writer.health().lost == 1
+
+    run_writer(tmp_path, body, ops=ops)
+    assert numbers(tmp_path) == ["gap"]
+
+
+def test_a_sync_that_failed_is_tried_again_without_new_lines(tmp_path: Path) -> None:
+    """A failed fsync puts lines at risk for good, but the failure itself ends with the next fsync that works."""
+    ops = FailingOps()
+
+    async def body(writer: LedgerWriter) -> None:
+        ops.fail("fsync", errno.EIO, times=2)  # the new file's directory, whose failure is none, and the file
+        await writer.append_and_wait(line(0), "")
+        while not writer.health().at_risk or writer.health().failed:  # noqa: ASYNC110 - another thread decides
+            await trio.sleep(0.001)
+        assert writer.health().at_risk == 1
+
+    run_writer(tmp_path, body, ops=ops, policy=LedgerPolicy(sync="interval", interval_s=0.001))
+
+
 def test_half_a_line_that_cannot_be_cut_is_mended_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a write that could neither be finished nor cut is cut when the file is opened again."""
     monkeypatch.setattr(ledger_writer, "RETRIES_S", (0.0,))

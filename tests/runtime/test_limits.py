@@ -7,6 +7,7 @@ import trio
 
 from fakes.door import Client, in_trio, open_door
 from fakes.raw_engine import STREAM_HEAD, Call, chunk, ok, token
+from vllm_supervisor.core.address import UnixAddress
 from vllm_supervisor.core.front_door_settings import FrontDoorSettings
 from vllm_supervisor.core.words import ClosedReason
 
@@ -153,10 +154,7 @@ async def test_held_request_goes_when_admission_opens():
     async with open_door(up=False, settings=FrontDoorSettings(hold=10)) as door:
         client = await door.client()
         await client.post(b"/v1/completions")
-        with trio.move_on_after(0.05):
-            await client.answer()
-        from vllm_supervisor.core.address import UnixAddress
-
+        await _quiet(client)
         door.upstreams.point_at(UnixAddress(door.engine.path), 5)
         door.gate.reopen(ClosedReason.STARTING)
         assert (await client.answer())[0].startswith(b"HTTP/1.1 200 ")
@@ -172,6 +170,46 @@ async def test_held_request_is_refused_in_the_end_or_when_the_reason_changes():
         _, body = await client.answer()
         assert json.loads(body)["error"]["code"] == "engine_starting"
         assert door.journal.rejections == [("completions", "engine_starting")]
+
+
+@in_trio
+async def test_held_request_keeps_the_body_that_comes_meanwhile():
+    """What a held client sends of its body goes to the engine with the rest, and a next request is its own."""
+    bodies: list[bytes] = []
+
+    async def script(call: Call) -> None:
+        bodies.append((await call.request())[1])
+        await call.send(ok(b"{}"))
+        await call.gone()
+
+    async with open_door(script, up=False, settings=FrontDoorSettings(hold=10)) as door:
+        client = await door.client()
+        await client.send(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 15\r\n\r\n{")
+        await _quiet(client)
+        await client.send(b'"prompt":"hi"}')
+        await _quiet(client)
+        door.upstreams.point_at(UnixAddress(door.engine.path), 5)
+        door.gate.reopen(ClosedReason.STARTING)
+        assert (await client.answer())[0].startswith(b"HTTP/1.1 200 ")
+        assert bodies == [b'{"prompt":"hi"}']
+        await client.get(b"/livez")
+        assert (await client.answer())[0].startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"), [(ClosedReason.STOPPING, "draining"), (ClosedReason.PARKED, "engine_parked")]
+)
+@in_trio
+async def test_held_request_is_refused_at_once_when_there_is_nothing_to_wait_for(reason: ClosedReason, code: str):
+    """A stop or a park that comes while requests are held is told to them at once, as to those that come later."""
+    async with open_door(up=False, settings=FrontDoorSettings(hold=600)) as door:
+        client = await door.client()
+        await client.post(b"/v1/completions")
+        await _quiet(client)
+        door.gate.close(reason)
+        _, body = await client.answer()
+        assert json.loads(body)["error"]["code"] == code
+        assert door.journal.rejections == [("completions", code)]
 
 
 @in_trio
@@ -230,6 +268,13 @@ async def test_health_answers_at_once_under_an_attack_of_slow_heads():
         for _ in range(20):
             with trio.fail_after(0.5):
                 await _alive(await door.client())
+
+
+async def _quiet(client: Client) -> None:
+    """See that nothing is answered for a moment."""
+    with trio.move_on_after(0.05) as moment:
+        await client.answer()
+    assert moment.cancelled_caught
 
 
 async def _alive(client: Client, fields: bytes = b"") -> Client:

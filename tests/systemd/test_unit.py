@@ -1,6 +1,5 @@
 """The shipped unit under a real systemd, with the stand-in engine: starts, stops, and who restarts what."""
 
-import contextlib
 import os
 import signal
 import socket
@@ -46,24 +45,24 @@ def test_the_limit_of_the_unit_is_read_and_the_drain_fits_into_it(rig: Rig) -> N
 
 
 def test_a_load_longer_than_the_limit_is_not_killed_and_is_seen(rig: Rig) -> None:
-    """A start of three times TimeoutStartSec becomes active when the engine is ready; the status text tells how it goes."""
-    with Unit(rig, free_port(), "--mock-start-time 6s", TimeoutStartSec="2s") as unit:
+    """A start that outlasts TimeoutStartSec becomes active when the engine is ready; the status text tells how it goes."""
+    with Unit(rig, free_port(), "--mock-start-time 12s", TimeoutStartSec="8s") as unit:
         began = time.monotonic()
         unit.start(wait=False)
         texts = set()
         while (state := unit.show("ActiveState")) == "activating":
             texts.add(unit.show("StatusText"))
-            assert time.monotonic() - began < 30.0, unit.words()
+            assert time.monotonic() - began < 40.0, unit.words()
         assert state == "active", unit.words()
-        assert time.monotonic() - began > 6.0
+        assert time.monotonic() - began > 12.0
         assert len([text for text in texts if text.startswith("starting 0:0")]) >= 4, texts
         assert unit.show("NRestarts") == "0"
 
 
 def test_a_load_that_stands_still_ends_by_our_own_deadline(rig: Rig) -> None:
     """No progress for engine.start_timeout: the unit fails with that reason and is not started again."""
-    env = ("VLLM_SUPERVISOR_ENGINE__START_TIMEOUT=2s", "VLLM_SUPERVISOR_RESTART__START_ATTEMPTS=1")
-    with Unit(rig, free_port(), "--mock-fault slow_start=10m", env, TimeoutStartSec="1s") as unit:
+    env = ("VLLM_SUPERVISOR_ENGINE__START_TIMEOUT=10s", "VLLM_SUPERVISOR_RESTART__START_ATTEMPTS=1")
+    with Unit(rig, free_port(), "--mock-fault slow_start=10m", env, TimeoutStartSec="8s") as unit:
         unit.start(wait=False)
         unit.until_state("failed", within=40.0)
         assert (unit.show("Result"), unit.show("NRestarts")) == ("exit-code", "0")
@@ -80,7 +79,7 @@ def test_a_mistyped_option_fails_the_unit_at_once(rig: Rig) -> None:
         assert time.monotonic() - began < 15.0
         assert (unit.show("ActiveState"), unit.show("ExecMainStatus"), unit.show("NRestarts")) == ("failed", "78", "0")
         assert "unrecognized arguments: --mock-typo" in unit.journal()
-        assert "unrecognized arguments: --mock-typo" in unit.show("StatusText"), unit.show("StatusText")
+        assert "argument it was given: --mock-typo" in unit.show("StatusText"), unit.show("StatusText")
 
 
 def test_a_stop_with_open_streams_loses_none(rig: Rig) -> None:
@@ -140,12 +139,9 @@ def test_a_deadlocked_loop_is_ended_by_the_watchdog(rig: Rig) -> None:
     with Unit(rig, free_port(), WatchdogSec="2s") as unit, Client(unit.port) as client:
         unit.start()
         old = unit.pids()
-        with main_thread_stopped(unit.pid):
-            unit.until(
-                lambda: "watchdog" in unit.rig.run("systemctl", "status", unit.name).stdout or None,
-                within=20.0,
-                what="the watchdog",
-            )
+        with main_thread_stopped(unit.pid) as frozen:
+            unit.until(lambda: unit.show("Result") == "watchdog", within=20.0, what="the watchdog")
+            unit.until(frozen.gone, within=20.0, what="killed")
             unit.until(lambda: not [pid for pid in old if lives(pid)], within=20.0, what="the old engine gone")
         unit.until(lambda: unit.show("NRestarts") == "1", within=20.0, what="the next life")
         unit.until(client.is_ready, within=20.0, what="ready again")
@@ -168,20 +164,12 @@ def test_an_engine_that_ends_with_0_is_restarted_by_us_and_by_nobody_else(rig: R
         unit.start()
         unit.until(lambda: bare.listens() and bare.get("/health").status_code == 200, within=15.0, what="the bare one")
         show = ("systemctl", "show", "--value", "--property=ActiveState,Result,NRestarts", "bare.service")
-        bare_group = rig.path("/sys/fs/cgroup/system.slice/bare.service/cgroup.procs")
-        for pid in map(int, bare_group.read_text().split()):
-            with contextlib.suppress(OSError):
-                if open(f"/proc/{pid}/comm").read().startswith("VLLM::EngineCor"):  # noqa: PTH123, SIM115
-                    os.kill(pid, signal.SIGKILL)
-        os.kill(unit.named("VLLM::EngineCore"), signal.SIGKILL)
+        for one in ("bare.service", unit.name):
+            os.kill(rig.named(one, "VLLM::EngineCore"), signal.SIGKILL)
         unit.until(
-            lambda: (
-                rig.run(*show).stdout.split() == ["success", "inactive", "0"]
-                or rig.run(*show).stdout.split() == ["inactive", "success", "0"]
-                or None
-            ),
+            lambda: set(rig.run(*show).stdout.split()) == {"inactive", "success", "0"},
             within=20.0,
-            what=f"bare: {rig.run(*show).stdout}",
+            what="the bare one down",
         )
         unit.until(
             lambda: unit.status()["engine"]["incarnation"] == 2 and client.is_ready(), within=20.0, what="engine 2"

@@ -123,6 +123,14 @@ def own_path(mount: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -
     return Unavailable("we are in no cgroup v2")
 
 
+def not_delegated(ours: Path | Unavailable, mount: Path = Path("/sys/fs/cgroup")) -> str:
+    """Say why `own_path()` cannot hold an engine's group, or "" if it can; nothing is moved or made."""
+    if isinstance(ours, Unavailable):
+        return ours.why
+    given = ours.parent if ours.name == _LEAF else ours
+    return "" if _is_delegated(given, mount) else f"{given} is not delegated to us"
+
+
 def own_oom_kills() -> int | Unavailable:
     """Return how many processes of our own cgroup the kernel killed for want of memory; in a container, of all of it."""
     ours = own_path()

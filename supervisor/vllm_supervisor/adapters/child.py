@@ -112,12 +112,12 @@ class Child:
         return self.send(signal.SIGKILL)
 
     def send(self, signum: int) -> bool:
-        """Send a signal to this process; False if it is gone."""
+        """Send a signal to this process; False if it is gone, or is another user's now (sudo, a set-user-ID program)."""
         if self.pidfd < 0:
             return False
         try:
             signal.pidfd_send_signal(self.pidfd, signum)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):
             return False
         return True
 

@@ -95,7 +95,7 @@ async def _connection(
     places: trio.Semaphore,
 ) -> None:
     try:
-        with connection, contextlib.suppress(OSError, h11.RemoteProtocolError, trio.TooSlowError):
+        with connection, contextlib.suppress(OSError, h11.RemoteProtocolError):
             await _exchange(connection, handler, on_fault)
     finally:
         places.release()
@@ -148,7 +148,7 @@ async def _while_there(connection: trio.socket.SocketType, work: Callable[[], Aw
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch, nursery.cancel_scope)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # here: out of the nursery it would come wrapped in a group
             await work()
         nursery.cancel_scope.cancel()
 
@@ -172,10 +172,13 @@ async def _read(connection: trio.socket.SocketType, protocol: h11.Connection) ->
             return None
     if request is None:  # cannot be: h11 gives EndOfMessage only after a Request
         return None
-    target = urlsplit(request.target.decode("ascii", "replace"))
+    try:
+        target = urlsplit(request.target.decode("ascii", "replace"))
+    except ValueError as fault:
+        raise BadCallError(f"the target is no path: {fault}") from None
     try:
         value = json.loads(body) if body else {}
-    except ValueError as fault:
+    except (ValueError, RecursionError) as fault:
         raise BadCallError(f"the body is not JSON: {fault}") from None
     if not isinstance(value, dict):
         raise BadCallError("the body must be a JSON object")
@@ -205,7 +208,10 @@ def _whole(answer: Answer) -> list[h11.Event]:
 async def _send(
     connection: trio.socket.SocketType, encode: Callable[[Any], bytes | None], events: Sequence[h11.Event]
 ) -> None:
+    """Send an answer or a part of it. Raises OSError: the caller has gone, or takes nothing."""
     view = memoryview(b"".join(encode(event) or b"" for event in events))
-    with trio.fail_after(WRITE_TIMEOUT):
+    with trio.move_on_after(WRITE_TIMEOUT):
         while view:
             view = view[await connection.send(view) :]
+    if view:
+        raise TimeoutError("the caller does not take its answer")

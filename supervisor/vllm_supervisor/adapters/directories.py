@@ -57,13 +57,25 @@ def control_sockets(configured: str, environ: Mapping[str, str]) -> list[tuple[s
 
 def prepare_run_directory(path: Path) -> None:
     """Make the run directory, and check that sockets can live in it. SetupError otherwise."""
+    check_length(path)
+    _prepare(path, "run directory", "run_dir")
+
+
+def check_length(path: Path) -> None:
+    """Raise SetupError if the path of a socket in this run directory would be too long."""
     longest = len(os.fsencode(path)) + _LONGEST_FILE_NAME
     if longest > _LONGEST_SOCKET:
         raise SetupError(
             f"run directory {path}: the path of a socket in it would have {longest} bytes, and {_LONGEST_SOCKET} "
             "is the most; set run_dir to a shorter path"
         )
-    _prepare(path, "run directory", "run_dir")
+
+
+def check_writable(path: Path, key: str) -> None:
+    """Raise SetupError if `path` could not be made or written; nothing is made. `key` configures it."""
+    there = next(part for part in (path, *path.parents) if part.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise SetupError(f"{there} is no directory this user can write; set {key} to one")
 
 
 def prepare_state_directory(path: Path) -> None:
@@ -131,7 +143,9 @@ def _prepare(path: Path, what: str, key: str) -> None:
         raise SetupError(f"{what} {path} is not a directory; {mend}")
     for part in (path, *path.parents):
         if _is_open_to_all(part.parent) and not _is_ours(part):
-            raise SetupError(f"{what} {path}: {part} is not this user's own; remove it or set {key}")
+            raise SetupError(
+                f"{what} {path}: {part} is not this user's own, in a directory open to all; set {key} elsewhere"
+            )
     if not os.access(path, os.W_OK | os.X_OK):
         raise SetupError(f"{what} {path} is not writable; {mend}")
 

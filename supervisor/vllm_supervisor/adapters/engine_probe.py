@@ -108,8 +108,9 @@ async def capabilities(address: Address, api_key: str | None = None, *, site: Si
     statuses: dict[str, int] = {}
     for path in PROBE_PATHS:
         reply = await exchange(address, "GET", path, site=site)
-        if reply.status is not None:
-            statuses[path] = reply.status
+        if reply.status is None:
+            return Capabilities(None, reach=reply.reach)
+        statuses[path] = reply.status
         if reply.status in {401, 403, 405}:
             break
     return capabilities_of(statuses)
@@ -131,6 +132,8 @@ async def probe(
     site = _keyed(site, api_key)
     if path is None:
         offered = await capabilities(address, site=site)
+        if offered.reach is not Reach.ANSWERED:
+            return ProbeResult(probe_outcome(offered.reach, None))
         if not offered.authorized:
             return ProbeResult(ProbeOutcome.UNAUTHORIZED)
         if offered.probe_path is None:

@@ -4,22 +4,21 @@ Rules:
 * Best effort, and never in the way: every tool has `TOOL_LIMIT` seconds, everything together `LIMIT`; what failed, was
   not allowed or took too long is a line in the bundle. Nothing here raises, and nothing here stops the engine.
 * Threads are read from /proc (state, wchan, CPU time), which needs no ptrace: it works in containers where py-spy does
-  not. CPU is read twice, a second apart: a thread that spins and one that sleeps look alike otherwise.
+  not. CPU is read twice, half a second apart: a thread that spins and one that sleeps look alike otherwise.
 * Reading and writing happen in a thread that is left behind when it hangs: a wedged disk or driver must not stop us.
+* Tools are started and reaped by whoever owns all children of ours (`Starter`): a child that nobody owns is taken for an
+  orphan of the engine, its status reaped and itself killed with the engine.
 * Directories 0700, files 0600, each at most `FILE_LIMIT` bytes; number and total size of the bundles are bounded.
 """
 
-import contextlib
 import json
 import os
 import shutil
-import signal
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
@@ -28,7 +27,7 @@ from vllm_supervisor.core.incident import Bundle, surplus
 TOOL_LIMIT = 5.0
 LIMIT = 10.0
 FILE_LIMIT = 1024 * 1024
-BETWEEN_CPU = 1.0
+BETWEEN_CPU = 0.5
 # More threads than any engine has; past this the listing is cut, and says so.
 THREADS_KEPT = 2000
 # Of the engine's processes, those a stack dump is tried of: the API server, EngineCores and workers of one machine.
@@ -45,6 +44,27 @@ class Written:
     problems: tuple[str, ...] = ()
 
 
+class Tool(Protocol):
+    """One started tool: the non-blocking read ends of its pipes, which are ours to close, and its end."""
+
+    stdout: int
+    stderr: int
+
+    async def wait(self) -> int:
+        """Wait for the end; return the exit status, negative for a signal."""
+
+    def kill(self) -> bool:
+        """Send KILL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """How tools are started: `spawn(argv, env)` raises OSError; `leave` waits in the background for one we gave up on."""
+
+    spawn: Callable[[Sequence[str], Mapping[str, str]], Tool]
+    leave: Callable[[Callable[[], Awaitable[object]]], None]
+
+
 @dataclass(slots=True)
 class _Notes:
     problems: list[str] = field(default_factory=list)
@@ -56,6 +76,7 @@ async def write_bundle(
     pids: Sequence[int],
     *,
     search_path: str,
+    starter: Starter,
     keep: int,
     max_size: int,
 ) -> Written:
@@ -72,16 +93,23 @@ async def write_bundle(
             await _thread(_write_json, path / "incident.json", {"number": number, **document, "complete": False})
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_threads, path, list(pids), notes)
-                nursery.start_soon(_tools, path, list(pids), search_path, notes)
+                nursery.start_soon(_tools, path, list(pids), search_path, starter, notes)
             problems = {"problems": notes.problems, "complete": True}
             await _thread(_write_json, path / "incident.json", {"number": number, **document, **problems})
             await _thread(_prune, root, keep, max_size)
-        except OSError as fault:
-            notes.problems.append(f"the bundle could not be written: {fault.strerror or fault}")
+        except* OSError as faults:  # what goes wrong in a nursery comes out as a group
+            notes.problems.append(f"the bundle could not be written: {_first(faults)}")
     if scope.cancelled_caught:
         notes.problems.append(f"not everything was collected within {LIMIT:.0f} s")
     number, path = made[0] if made else (0, root)
     return Written(number, path, tuple(notes.problems))
+
+
+def _first(faults: BaseExceptionGroup[OSError]) -> str:
+    fault: BaseException = faults
+    while isinstance(fault, BaseExceptionGroup):
+        fault = fault.exceptions[0]
+    return getattr(fault, "strerror", None) or str(fault)
 
 
 async def _thread(call: Any, *arguments: Any) -> Any:
@@ -98,7 +126,7 @@ async def _threads(path: Path, pids: list[int], notes: _Notes) -> None:
     second = await _thread(_look, pids)
     if not second:
         notes.problems.append("no thread of the engine could be read")
-    lines = [f"{'pid':>8} {'tid':>8} {'name':<16} {'state':<5} {'cpu s':>10} {'in 1 s':>7}  wchan"]
+    lines = [f"{'pid':>8} {'tid':>8} {'name':<16} {'state':<5} {'cpu s':>10} {'between':>7}  wchan"]
     for key, (name, state, cpu, wchan) in list(second.items())[:THREADS_KEPT]:
         used = cpu - first[key][2] if key in first else cpu
         lines.append(f"{key[0]:>8} {key[1]:>8} {name:<16} {state:<5} {cpu:>10.2f} {used:>7.2f}  {wchan}")
@@ -137,7 +165,7 @@ def _read(path: str) -> str:
 # -- tools -----------------------------------------------------------------------------------------------------------
 
 
-async def _tools(path: Path, pids: list[int], search_path: str, notes: _Notes) -> None:
+async def _tools(path: Path, pids: list[int], search_path: str, starter: Starter, notes: _Notes) -> None:
     """Run what is installed, all at once, each into a file of its own."""
     commands = {}
     spy = shutil.which("py-spy", path=search_path)
@@ -151,51 +179,46 @@ async def _tools(path: Path, pids: list[int], search_path: str, notes: _Notes) -
         commands["nvidia-smi"] = [smi]
     async with trio.open_nursery() as nursery:
         for name, command in commands.items():
-            nursery.start_soon(_tool, path / f"{name}.txt", command, search_path, notes)
+            nursery.start_soon(_tool, path / f"{name}.txt", command, search_path, starter, notes)
 
 
-async def _tool(file: Path, command: list[str], search_path: str, notes: _Notes) -> None:
+async def _tool(file: Path, command: list[str], search_path: str, starter: Starter, notes: _Notes) -> None:
     """Run one tool, its output into `file`; what outlives its time is killed and not waited for."""
     name = file.stem
     try:
-        fd = await _thread(_create, file)
+        tool = starter.spawn(command, {"PATH": search_path, "LC_ALL": "C.UTF-8"})
     except OSError as fault:
         notes.problems.append(f"{name}: {fault.strerror}")
         return
-    try:
-        # A plain Popen: trio's own forks in a worker thread and would wait for the child, which may never end.
-        child = subprocess.Popen(  # noqa: ASYNC220 - see above; the fork takes a millisecond, nothing waits
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=fd,
-            stderr=fd,
-            env={"PATH": search_path, "LC_ALL": "C.UTF-8"},
-            start_new_session=True,
-        )
-    except OSError as fault:
-        notes.problems.append(f"{name}: {fault.strerror}")
-        return
-    finally:
-        os.close(fd)
-    pidfd = os.pidfd_open(child.pid)
+    output = bytearray()
+    status = None
     try:
         with trio.move_on_after(TOOL_LIMIT) as scope:
-            await trio.lowlevel.wait_readable(pidfd)
-        if scope.cancelled_caught:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            notes.problems.append(f"{name} gave no answer within {TOOL_LIMIT:.0f} s")
-            # A tool that hangs in a driver outlives even that; it must not hold us, so the rest is a short look.
-            with trio.move_on_after(0.5):
-                await trio.lowlevel.wait_readable(pidfd)
+            async with trio.open_nursery() as nursery:
+                for fd in (tool.stdout, tool.stderr):
+                    nursery.start_soon(_collect, fd, output)
+            status = await tool.wait()
     finally:
-        os.close(pidfd)
-    status = child.poll()
-    if status is None:
-        child.returncode = -signal.SIGKILL  # given up; whoever reaps orphans gets it when the driver lets go
-    elif status != 0 and not scope.cancelled_caught:
+        os.close(tool.stdout)
+        os.close(tool.stderr)
+        if status is None:
+            tool.kill()
+            starter.leave(tool.wait)  # hung in a driver it outlives even that; it must not hold us
+    if scope.cancelled_caught:
+        notes.problems.append(f"{name} gave no answer within {TOOL_LIMIT:.0f} s")
+    elif status != 0:
         notes.problems.append(f"{name} ended with status {status}")
-    await _thread(_bound, file)
+    await _thread(_write, file, output.decode("utf-8", "replace"))
+
+
+async def _collect(fd: int, output: bytearray) -> None:
+    """Read a tool's pipe to its end; what is beyond the bound is read and dropped, so that the tool never waits."""
+    while True:
+        await trio.lowlevel.wait_readable(fd)
+        data = os.read(fd, 65536)
+        if not data:
+            return
+        output += data[: max(0, FILE_LIMIT - len(output))]
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -203,10 +226,14 @@ async def _tool(file: Path, command: list[str], search_path: str, notes: _Notes)
 
 def _next_directory(root: Path) -> tuple[int, Path]:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    number = max(_numbers(root), default=0) + 1
-    path = root / str(number)
-    path.mkdir(mode=0o700)
-    return number, path
+    while True:
+        number = max(_numbers(root), default=0) + 1
+        path = root / str(number)
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:  # another bundle is being begun at the same moment
+            continue
+        return number, path
 
 
 def _numbers(root: Path) -> list[int]:
@@ -228,11 +255,6 @@ def _write_json(path: Path, document: Mapping[str, Any]) -> None:
     with open(_create(draft), "wb") as file:
         file.write(text.encode())
     draft.replace(path)
-
-
-def _bound(path: Path) -> None:
-    if path.stat().st_size > FILE_LIMIT:
-        os.truncate(path, FILE_LIMIT)
 
 
 def _prune(root: Path, keep: int, max_size: int) -> None:

@@ -6,24 +6,19 @@ Rules:
 * Asked of `systemctl show`, without a shell, with a clean environment and a short limit of its own; no answer means
   that no limit is known, never that there is none to worry about: the caller says which it was.
 
-Sources: systemd.service(5), systemctl(1), systemd.time(7), cgroups(7).
+Sources: systemd.service(5), systemctl(1), cgroups(7).
 """
 
 import os
-import re
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_supervisor.core.proc import parse_stat
+from vllm_supervisor.core.systemd_words import span
 
 _ASK_LIMIT_S = 2.0
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(y|month|w|d|h|min|s|ms|us)(?![a-z])")
-_UNITS = {
-    "y": 31_557_600.0, "month": 2_629_800.0, "w": 604_800.0, "d": 86_400.0, "h": 3_600.0, "min": 60.0, "s": 1.0,
-    "ms": 1e-3, "us": 1e-6,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +38,10 @@ class OuterLimit:
 
 
 def unit_of(cgroup: str) -> Unit | None:
-    """Read the innermost service from the text of /proc/PID/cgroup, or None outside any service."""
+    """Read the innermost service from the text of /proc/PID/cgroup, or None outside any service.
+
+    Both of systemd's hierarchies may be there, one of them unused and empty: whichever names a service counts.
+    """
     for line in cgroup.splitlines():
         hierarchy, _, path = line.partition("::")
         if hierarchy != "0" and ":name=systemd:" not in line:
@@ -51,23 +49,9 @@ def unit_of(cgroup: str) -> Unit | None:
         parts = (path or line.rpartition(":")[2]).split("/")
         services = [part for part in parts if part.endswith(".service")]
         below = [part for part in services if not part.startswith("user@")]
-        if not below:
-            return None
-        return Unit(below[-1], user=len(below) < len(services))
+        if below:
+            return Unit(below[-1], user=len(below) < len(services))
     return None
-
-
-def span(text: str) -> float | None:
-    """Read a systemd time span such as "1min 30s"; None for "infinity". Raises ValueError for anything else."""
-    text = text.strip()
-    if text == "infinity":
-        return None
-    if text == "0" or not text:
-        raise ValueError(f"no time span: {text!r}")
-    rest = _SPAN.sub("", text).strip()
-    if rest:
-        raise ValueError(f"no time span: {text!r}")
-    return sum(float(number) * _UNITS[unit] for number, unit in _SPAN.findall(text))
 
 
 def ask(arguments: Sequence[str]) -> str:

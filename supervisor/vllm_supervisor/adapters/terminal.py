@@ -10,6 +10,7 @@ import os
 import threading
 
 _ERASE = b"\r\x1b[K"
+_COLUMNS = 80  # of a terminal that does not know its size: a serial console, or one that a tool made
 
 
 def is_terminal(fd: int, term: str) -> bool:
@@ -41,9 +42,10 @@ class StatusLine:
     def width(self) -> int:
         """The columns a line may have without wrapping."""
         try:
-            return max(1, os.get_terminal_size(self._fd).columns - 1)
+            columns = os.get_terminal_size(self._fd).columns
         except OSError:
-            return 79
+            columns = 0
+        return max(1, (columns or _COLUMNS) - 1)
 
     def show(self, text: str) -> None:
         """Set the line ("" removes it). It is drawn by the next `write`, also of no bytes."""

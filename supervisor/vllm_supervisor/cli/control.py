@@ -7,6 +7,7 @@ import click
 from vllm_supervisor.cli.finding import connect
 from vllm_supervisor.cli.planning import GlobalOptions
 from vllm_supervisor.core.units import BadValueError, parse_duration
+from vllm_supervisor.core.words import verdict_line
 
 
 def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
@@ -20,7 +21,10 @@ def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -
 @click.option("--wait", is_flag=True, help="Return when nothing is in flight any more, or the time is over (status 1).")
 @click.option("--hook", is_flag=True, help="Called by a pre-stop hook: a stop will follow, so admission stays closed.")
 @click.option(
-    "--timeout", callback=_duration, metavar="S", help="How long --wait waits; default: the drain's own budget."
+    "--timeout",
+    callback=_duration,
+    metavar="S",
+    help="How long --wait waits; default: the drain's own budget, for --hook as far as it fits the outer limit.",
 )
 @click.pass_obj
 def drain(options: GlobalOptions, *, wait: bool, hook: bool, timeout: float | None) -> int:
@@ -60,8 +64,8 @@ def restart(options: GlobalOptions, *, reason: str) -> None:
 def stop(options: GlobalOptions) -> None:
     """Stop the supervisor in order, as TERM does; returns when the stop has begun."""
     client = connect(options)
-    answer = client.post("/stop", {})
-    click.echo(f"stopping: phase {answer.get('phase', '?')}")
+    client.post("/stop", {})
+    click.echo("stopping: what was accepted finishes first; `status` and `events` tell how it goes until the end")
 
 
 @click.command()
@@ -72,4 +76,4 @@ def report(options: GlobalOptions, *, source: str, reason: str) -> None:
     """Hand in another watchdog's complaint: evidence for the verdict, never a restart by itself."""
     client = connect(options)
     answer = client.post("/report", {"source": source, "reason": reason})
-    click.echo(f"recorded; {answer.get('verdict', '?')}: {answer.get('sentence', '?')}")
+    click.echo(f"recorded; {verdict_line(str(answer.get('verdict', '?')), str(answer.get('sentence', '?')))}")

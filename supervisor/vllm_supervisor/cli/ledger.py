@@ -50,12 +50,16 @@ def summary(options: GlobalOptions, *, since: str | None, state_dir: str | None,
     click.echo(json.dumps(answer) if as_json else render_summary(answer))
 
 
+def _runs(count: int) -> str:
+    return f"{count} run" if count == 1 else f"{count} runs"
+
+
 def render_summary(answer: dict[str, Any]) -> str:
     """Write a summary for a terminal: first the request register, then, apart from it, the execution register."""
     lines: list[str] = []
     for release in answer["releases"]:
         lines.append(
-            f"release {release['release'] or '(none)'}: {release['runs']} runs, {release['accepted']} accepted"
+            f"release {release['release'] or '(none)'}: {_runs(release['runs'])}, {release['accepted']} accepted"
         )
         lines.append("  requests")
         for request_class, counts in sorted(release["classes"].items()):
@@ -112,7 +116,8 @@ def show(
         found = True
         click.echo(line.decode().rstrip("\n") if as_json else _plain(record))
     if not found and not as_json:
-        click.echo("nothing", err=True)
+        sought = f"request {request_id}" if request_id else "line since then"
+        click.echo(f"nothing: {'everything is settled' if only_open else f'no {sought}'} in {directory}", err=True)
     return 0 if found or only_open else 1
 
 

@@ -33,6 +33,7 @@ COMMANDS = {
     "gate": "gate:gate",
     "timeouts": "timeouts:timeouts",
     "check": "check:check",
+    "doctor": "doctor:doctor",
     "explain-exit": "explain_exit:explain_exit",
     "config": "config_cmd:config",
 }

@@ -17,6 +17,8 @@ from vllm_supervisor.core.errors import UsageError
 from vllm_supervisor.core.plan import Plan, check_name, default_name, tls_files
 from vllm_supervisor.core.vllm_args import VllmOptions
 
+NO_FRONT = "headless"  # the name of an instance without a front door
+
 
 @dataclass(frozen=True, slots=True)
 class GlobalOptions:
@@ -49,6 +51,8 @@ def plan_serve(options: GlobalOptions, arguments: Sequence[str]) -> Plan:
     if kind is EngineKind.VLLM and vllm.hf_config_path is None:
         executable.check_model(vllm.model)
     command = serve_command(kind, program, arguments, vllm, Transport(config.engine.transport))
+    if vllm.has_no_front:
+        return _plan(options, loaded, command, path_first=path_first, listener=None, vllm=vllm)
     listener: Address = UnixAddress(vllm.uds) if vllm.uds is not None else TcpAddress(vllm.host or "", vllm.port)
     return _plan(options, loaded, command, path_first=path_first, listener=listener, vllm=vllm)
 
@@ -86,11 +90,12 @@ def _plan(
     command: EngineCommand,
     *,
     path_first: str,
-    listener: Address,
+    listener: Address | None,
     vllm: VllmOptions | None,
 ) -> Plan:
     config = loaded.config
-    name = check_name(options.name) if options.name is not None else default_name(listener)
+    name = options.name if options.name is not None else NO_FRONT if listener is None else default_name(listener)
+    name = check_name(name)
     run_dir = directories.run_directory(config.run_dir, options.environ, name)
     state_dir = directories.state_directory(config.state_dir, options.environ, name)
     tls = None if vllm is None else tls_files(vllm)
@@ -104,7 +109,7 @@ def _plan(
         command=command,
         environ=options.environ,
         path_first=path_first,
-        listeners=(listener,),
+        listeners=() if listener is None else (listener,),
         tls=tls,
         root_path=(vllm.root_path or "") if vllm else "",
         api_key=_api_key(options, vllm),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_supervisor.core.units import show_duration
+from vllm_supervisor.core.words import verdict_line
 
 Row = tuple[str, str, str]  # label, text, style ("" or a colour)
 
@@ -118,11 +119,12 @@ def _processes(part: Mapping[str, Any]) -> list[Row]:
 
 def _health(part: Mapping[str, Any]) -> list[Row]:
     verdict = str(part.get("verdict", ""))
-    sentence = str(part.get("sentence") or "")
-    text = _joined(f"{verdict}: {sentence}" if sentence else verdict, _span(part.get("since_s"), "for {}"))
+    text = verdict_line(
+        verdict, str(part.get("sentence") or ""), _span(part.get("since_s"), "for {}") if verdict else ""
+    )
     work = _joined(
-        _number(part.get("running"), "{} running"),
-        _number(part.get("waiting"), "{} waiting"),
+        _number(part.get("running"), "{:.0f} running"),
+        _number(part.get("waiting"), "{:.0f} waiting"),
         _number(part.get("tokens_per_s"), "{:.1f} tokens/s"),
         _number(part.get("steps_per_s"), "{:.1f} steps/s"),
     )
@@ -148,6 +150,9 @@ def _restarts(part: Mapping[str, Any]) -> Row:
         f"budget {budget.get('used')} of {budget.get('max')}" if "max" in budget else "",
         f"within {show_duration(within)}" if isinstance(within, int | float) else "",
         f"last: {last['cause']}" if "cause" in last else "",
+        _span(last.get("ago_s"), "{} ago"),
+        _number(last.get("requests_lost"), "{} requests lost"),
+        _span(last.get("ready_after_s"), "ready after {}"),
     )
     return ("restarts", text, "")
 
@@ -161,5 +166,7 @@ def _memory(part: Mapping[str, Any]) -> Row:
         _bytes(part.get("available_bytes"), "{} available"),
         _bytes(part.get("floor_bytes"), "floor {}"),
         f"pressure {part['pressure']}" if part.get("pressure") is not None else "",
+        _bytes(part.get("minimum_bytes"), "least {} since the engine's start"),
+        str(part.get("waiting_for") or ""),
     )
     return ("memory", text, "")

@@ -31,6 +31,9 @@ CODES: dict[ClosedReason, str] = {
     ClosedReason.PAUSED: "engine_paused",
 }
 
+# Closed on purpose, by calls that only an operator can take back.
+OPERATORS_WILL = {ClosedReason.ASLEEP, ClosedReason.PAUSED}
+
 _PRECEDENCE = {reason: rank for rank, reason in enumerate(ClosedReason)}
 
 
@@ -59,11 +62,13 @@ class OpenRequest:
     request_class: RequestClass
     admitted_at: float
     upgrade: bool = False
+    admin: bool = False  # an operator's call that runs on the engine's loop
     stream: bool | None = None
     sent_at: float | None = None  # first byte handed to the engine
     first_byte_at: float | None = None  # first byte of the engine's answer
-    last_byte_at: float | None = None
-    engine_id: str | None = None  # the X-Request-Id the engine was given
+    last_byte_at: float | None = None  # last byte of the answer that the engine had to work for
+    engine_since: float | None = None  # since when the next move is the engine's; None while it is the client's
+    engine_id: str | None = None  # the X-Request-Id the engine was given, or the id its answer names
     cut: Callable[[Cut], bool] = field(default=_cannot_cut, repr=False)  # says whether that is what ended it
 
 
@@ -90,6 +95,7 @@ class Gate:
         self._sentences: dict[ClosedReason, str] = {}
         self._on_release: list[Callable[[OpenRequest], None]] = []
         self._on_open: list[Callable[[], None]] = []
+        self._on_close: list[Callable[[], None]] = []
         self._on_admit: list[Callable[[], None]] = []
 
     # -- who may come in ---------------------------------------------------------------------------------------
@@ -99,6 +105,8 @@ class Gate:
         self._closed.add(reason)
         if sentence:
             self._sentences[reason] = sentence
+        for listener in self._on_close:
+            listener()
 
     def reopen(self, reason: ClosedReason) -> None:
         """Take `reason` back; admission opens when no other holds."""
@@ -116,6 +124,10 @@ class Gate:
     def on_open(self, listener: Callable[[], None]) -> None:
         """Call `listener` each time admission opens (held requests wait for it)."""
         self._on_open.append(listener)
+
+    def on_close(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each `close` (a held request may have nothing to wait for any more)."""
+        self._on_close.append(listener)
 
     @property
     def reason(self) -> ClosedReason | None:
@@ -138,15 +150,18 @@ class Gate:
             return Rejection(429, SATURATED, f"{len(self.open)} requests are in flight, which is the limit; try again")
         return None
 
-    def admit(self, request_class: RequestClass, now: float) -> OpenRequest | Rejection:
-        """Decide about one request and, if it may come in, register it at once."""
+    def admit(self, request_class: RequestClass, now: float, *, admin: bool = False) -> OpenRequest | Rejection:
+        """Decide about one request and, if it may come in, register it at once.
+
+        `admin`: a call of an operator, who must be able to wake what is asleep and to resume what is paused.
+        """
         rejection = self.check()
-        if rejection is not None:
+        if rejection is not None and not (admin and self._closed and self._closed <= OPERATORS_WILL):
             self.counts.rejected += 1
             return rejection
         for listener in self._on_admit:
             listener()
-        request = OpenRequest(self._new_id(), request_class, now)
+        request = OpenRequest(self._new_id(), request_class, now, admin=admin)
         self.open[request.id] = request
         self.counts.accepted += 1
         return request

@@ -18,14 +18,22 @@ for _nodes, _fact in (
     # Two requests to stop may come before the front door is open.
     ((Node.GONE,), facts.Began),
     # What the drain wants of an engine that is already on its way out.
-    ((Node.SWEEPING, Node.EXAMINING, Node.KILLING, Node.GONE), facts.EngineStopOrdered),
+    ((Node.SWEEPING, Node.KILLING, Node.GONE), facts.EngineStopOrdered),
     (
         (*(node for node in BEYOND if node not in (Node.LOSING, Node.TERMINATING)), Node.BOOTING),
         facts.EngineKillOrdered,
     ),
     (tuple(node for node in Node if node is not Node.EMPTYING), facts.StopRequested),
+    # Somebody stopped us while we waited for memory.
+    ((Node.GONE,), facts.MemoryBack),
+    ((Node.GONE,), facts.MemoryShort),
+    # The engine ended before the guard's word of it came.
+    (
+        (Node.SWEEPING, Node.WAITING, Node.GATING, Node.PARKED, Node.UNKILLABLE, Node.GONE),
+        facts.MemoryFloor,
+    ),
     # After "it cannot be killed" it may still end.
-    ((Node.SWEEPING, Node.WAITING, Node.PARKED, Node.UNKILLABLE, Node.GONE), facts.Exited),
+    ((Node.SWEEPING, Node.WAITING, Node.GATING, Node.PARKED, Node.UNKILLABLE, Node.GONE), facts.Exited),
 ):
     for _node in _nodes:
         on(_node, fact=_fact)(stay)

@@ -4,25 +4,27 @@ from dataclasses import replace
 
 from vllm_supervisor.core import facts, orders, restart
 from vllm_supervisor.core.ends import judge
+from vllm_supervisor.core.exit_status import GAVE_UP_OUTSIDE, GAVE_UP_REPEATS
 from vllm_supervisor.core.facts import Fact, Timer
 from vllm_supervisor.core.lifecycle import Moment, Node, Policy, State
-from vllm_supervisor.core.moves import gone, spawn
-from vllm_supervisor.core.restart import GiveUp, Restart
+from vllm_supervisor.core.moves import gone, launch, spawn
+from vllm_supervisor.core.restart import GiveUp, GiveUpKind, Restart
 from vllm_supervisor.core.table import Step, on
 from vllm_supervisor.core.words import ClosedReason
 
 
-@on(Node.SWEEPING, fact=facts.SweepDone, to=(Node.STARTING, Node.WAITING, Node.PARKED, Node.GONE))
+@on(Node.SWEEPING, fact=facts.SweepDone, to=(Node.STARTING, Node.GATING, Node.WAITING, Node.PARKED, Node.GONE))
 def swept(state: State, fact: facts.SweepDone, moment: Moment, policy: Policy) -> Step:
     """Nothing is left. Say what ended, then decide what comes next."""
-    said: list[orders.Order] = []
+    said: list[orders.Order] = [orders.OpenGate(ClosedReason.UNKILLABLE)]
     decision: Restart | GiveUp | None = None
     if state.ending is not None:
-        state, decision, said = judge(state, state.ending, fact, moment, policy)
+        state, decision, more = judge(state, state.ending, fact, moment, policy)
+        said += more
     if state.leaving:
         state, more = gone(state)
     elif decision is None:
-        state, more = spawn(state, moment, policy)
+        state, more = launch(state, moment, policy)
     elif isinstance(decision, Restart):
         state, more = wait(state, decision.at, moment, policy)
     else:
@@ -33,7 +35,7 @@ def swept(state: State, fact: facts.SweepDone, moment: Moment, policy: Policy) -
 def wait(state: State, at: float, moment: Moment, policy: Policy) -> Step:
     """Back off; without a backoff the next incarnation starts at once."""
     if at <= moment.now:
-        return spawn(state, moment, policy)
+        return launch(state, moment, policy)
     sentence = f"the next engine starts in {at - moment.now:.1f} s"
     return replace(state, node=Node.WAITING), [
         orders.SetTimer(Timer.BACKOFF, at),
@@ -41,10 +43,23 @@ def wait(state: State, at: float, moment: Moment, policy: Policy) -> Step:
     ]
 
 
-@on(Node.WAITING, fact=facts.TimerFired, to=(Node.STARTING, Node.WAITING))
+@on(Node.WAITING, fact=facts.TimerFired, to=(Node.STARTING, Node.GATING, Node.WAITING))
 def backoff_over(state: State, _fact: Fact, moment: Moment, policy: Policy) -> Step:
     """The backoff has passed; while we are leaving nothing starts."""
-    return (state, []) if state.leaving else spawn(state, moment, policy)
+    return (state, []) if state.leaving else launch(state, moment, policy)
+
+
+@on(Node.GATING, fact=facts.MemoryBack, to=(Node.STARTING,))
+def memory_back(state: State, _fact: facts.MemoryBack, moment: Moment, policy: Policy) -> Step:
+    """There is room for an engine."""
+    return spawn(state, moment, policy)
+
+
+@on(Node.GATING, fact=facts.MemoryShort, to=(Node.PARKED, Node.GONE))
+def memory_short(state: State, fact: facts.MemoryShort, moment: Moment, policy: Policy) -> Step:
+    """A start without the memory for it would wedge the machine: nothing is tried any more."""
+    status = GAVE_UP_OUTSIDE if fact.lost else GAVE_UP_REPEATS
+    return give_up(state, GiveUp(GiveUpKind.MEMORY, fact.sentence, status), moment, policy)
 
 
 def give_up(state: State, decision: GiveUp, moment: Moment, policy: Policy) -> Step:

@@ -49,6 +49,23 @@ def reported_dead(state: State, fact: facts.ReportedDead, moment: Moment, policy
     return put_down(state, moment, policy, Why.REPORTED_DEAD, fact.sentence)
 
 
+@on(
+    *ALIVE, Node.STARTING, Node.LOSING, Node.TERMINATING, Node.KILLING,
+    fact=facts.MemoryFloor, to=(Node.KILLING,),
+)  # fmt: skip
+def memory_floor(state: State, fact: facts.MemoryFloor, moment: Moment, policy: Policy) -> Step:
+    """The guard has killed it already; the rest of its tree goes, too, and it is written down what was seen."""
+    if fact.incarnation != state.incarnation or state.why is Why.MEMORY:
+        return state, []
+    state, more = put_down(state, moment, policy, Why.MEMORY, fact.sentence)
+    return state, [
+        orders.ClearTimer(Timer.START),
+        orders.ClearTimer(Timer.FAREWELL),
+        *more,
+        orders.SaveEvidence(fact.sentence),
+    ]
+
+
 def put_down(state: State, moment: Moment, policy: Policy, why: Why, sentence: str) -> Step:
     """KILL an engine that cannot serve any more; clients are told first."""
     keep = state.why in (Why.STOP, Why.COMMANDED)
@@ -78,7 +95,7 @@ def condemned(state: State, fact: facts.Condemned, moment: Moment, policy: Polic
     return replace(state, node=Node.EXAMINING, why=why, why_sentence=fact.sentence), [
         orders.Record("condemned", fact.sentence, level="error"),
         orders.SetTimer(Timer.EVIDENCE, moment.now + policy.evidence_takes),
-        orders.SaveEvidence(fact.sentence),
+        orders.SaveEvidence("failing" if fact.failing else "stuck"),
     ]
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from vllm_supervisor.core import facts, orders, restart
 from vllm_supervisor.core.facts import Fact, Timer
 from vllm_supervisor.core.lifecycle import Moment, Node, Policy, State, Why
-from vllm_supervisor.core.moves import gone, kill, lost, spawn, terminate
+from vllm_supervisor.core.moves import gone, kill, launch, lost, terminate
 from vllm_supervisor.core.table import ALIVE, Step, on
 from vllm_supervisor.core.words import ClosedReason, Cut
 
@@ -22,7 +22,7 @@ def wait_for_cut(state: State, kill_at: float, moment: Moment, policy: Policy) -
     ]
 
 
-@on(Node.BOOTING, Node.WAITING, Node.PARKED, fact=facts.EngineStopOrdered, to=(Node.GONE,))
+@on(Node.BOOTING, Node.WAITING, Node.GATING, Node.PARKED, fact=facts.EngineStopOrdered, to=(Node.GONE,))
 def stop_without_engine(state: State, _fact: Fact, _moment: Moment, _policy: Policy) -> Step:
     """There is no engine."""
     return gone(state)
@@ -45,6 +45,13 @@ def stop_losing(state: State, fact: facts.EngineStopOrdered, moment: Moment, pol
     """It is ending anyway; now it has less time for it."""
     state = replace(state, why=Why.STOP)
     return state, [orders.SetTimer(Timer.FAREWELL, min(fact.kill_at, moment.now + policy.load_grace))]
+
+
+@on(Node.EXAMINING, fact=facts.EngineStopOrdered)
+def stop_examining(state: State, fact: facts.EngineStopOrdered, moment: Moment, policy: Policy) -> Step:
+    """The bundle gets what the engine's own end leaves of the time: of a hurried stop, nothing."""
+    left = min(moment.now + policy.evidence_takes, fact.kill_at - policy.lost_grace)
+    return state, [orders.SetTimer(Timer.EVIDENCE, max(moment.now, left))]
 
 
 @on(Node.READY, Node.EMPTYING, fact=facts.EngineStopOrdered, to=(Node.CUTTING,))
@@ -154,12 +161,12 @@ def restart_loading(state: State, fact: facts.RestartRequested, moment: Moment, 
     return state, [asked_restart(fact), *more]
 
 
-@on(Node.WAITING, fact=facts.RestartRequested, to=(Node.WAITING, Node.STARTING))
+@on(Node.WAITING, fact=facts.RestartRequested, to=(Node.WAITING, Node.GATING, Node.STARTING))
 def restart_now(state: State, fact: facts.RestartRequested, moment: Moment, policy: Policy) -> Step:
     """A person does not wait for the backoff."""
     if state.leaving:
         return state, [asked_restart(fact)]
-    state, more = spawn(state, moment, policy)
+    state, more = launch(state, moment, policy)
     return state, [asked_restart(fact), *more]
 
 
@@ -175,7 +182,9 @@ def restart_parked(state: State, fact: facts.RestartRequested, _moment: Moment, 
     ]
 
 
-@on(Node.SWEEPING, Node.LOSING, Node.EXAMINING, Node.TERMINATING, Node.KILLING, fact=facts.RestartRequested)
+@on(
+    Node.SWEEPING, Node.GATING, Node.LOSING, Node.EXAMINING, Node.TERMINATING, Node.KILLING, fact=facts.RestartRequested
+)
 def restart_instead(state: State, fact: facts.RestartRequested, _moment: Moment, _policy: Policy) -> Step:
     """An engine is going anyway; after it the next one starts with fresh budgets, as a person's order gives them."""
     return replace(state, tally=restart.pardoned(state.tally)), [asked_restart(fact)]

@@ -19,7 +19,7 @@ Rules:
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from vllm_supervisor.core.event_lines import EventLines
@@ -32,17 +32,22 @@ _OVERLAP = 64  # longer than any key and value searched for in pieces
 _COLON = rb"[ \t]{0,4}:[ \t]{0,4}"  # bounded, so that a match always fits the overlap, and never spans two lines
 _ABORTED = re.compile(rb'"finish_reason"' + _COLON + rb'"abort"')
 _STOP_REASON = re.compile(rb'"stop_reason"' + _COLON + rb'"')
+_RESPONSE_ID = re.compile(rb'"id"' + _COLON + rb'"(resp_[0-9A-Za-z]{1,64})"')
 _FINAL_RESPONSE = re.compile(rb'"type"' + _COLON + rb'"response\.(completed|incomplete|failed|cancelled)"')
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`why` is one word, "" for a plain completion; `marker` is the end that was seen; `running`: the engine works on."""
+    """`why` is one word, "" for a plain completion; `marker` is the end that was seen; `running`: the engine works on.
+
+    `engine_id` is the id under which the engine does the work, where only its answer tells (`/v1/responses`).
+    """
 
     outcome: Outcome
     why: str = ""
     marker: str = ""
     running: bool = False
+    engine_id: str = ""
 
 
 class Judge(Protocol):
@@ -173,6 +178,7 @@ class _ChoiceStream(EventLines):
 class _ResponseStream(EventLines):
     def __init__(self) -> None:
         super().__init__()
+        self._id = ""
         self._final = ""
         self._error = False
 
@@ -183,6 +189,8 @@ class _ResponseStream(EventLines):
             self._final = name.decode()
 
     def data_line(self, payload: bytes) -> None:
+        if not self._id and (found := _RESPONSE_ID.search(payload)):
+            self._id = found[1].decode()
         if match := _FINAL_RESPONSE.search(payload):
             self._final = "response." + match[1].decode()
         elif b'"error"' in payload and _is_error(_parsed(payload)):
@@ -190,8 +198,9 @@ class _ResponseStream(EventLines):
 
     def judge(self) -> Judgement:
         if self._final in {"response.completed", "response.incomplete"} and not self._error:
-            return _completed(self._final)
-        return _failed("error_event" if self._error or self._final else "no_final_event", self._final)
+            return replace(_completed(self._final), engine_id=self._id)
+        why = "error_event" if self._error or self._final else "no_final_event"
+        return replace(_failed(why, self._final), engine_id=self._id)
 
 
 _FINAL_EVENTS = frozenset({b"response.completed", b"response.incomplete", b"response.failed", b"response.cancelled"})
@@ -288,7 +297,9 @@ class _Whole:
         if status in {"failed", "cancelled"}:
             return _failed(str(status), str(status))
         marker = status if isinstance(status, str) and status in _RESPONSE_STATES else ""
-        return _completed(marker, running=status in {"queued", "in_progress"})
+        found = _RESPONSE_ID.search(body) if self._class is RequestClass.RESPONSES else None
+        judged = _completed(marker, running=status in {"queued", "in_progress"})
+        return judged if found is None else replace(judged, engine_id=found[1].decode())
 
     def _judge_large(self) -> Judgement:
         if self._aborted or (self._class is RequestClass.MESSAGES and not self._reason):

@@ -13,6 +13,7 @@ from typing import Literal
 from vllm_supervisor.core.config_kinds import (
     BOOL,
     DURATION,
+    PERCENT,
     SIZE,
     STR,
     TABLE,
@@ -153,6 +154,26 @@ class LedgerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryConfig:
+    """The machine's memory, where CPU and GPU share it."""
+
+    mode: Literal["auto", "unified", "discrete", "off"] = setting(
+        choice("auto", "unified", "discrete", "off"), "auto", "auto: guard it where the GPU shares it; unified: always"
+    )
+    floor: float = setting(PERCENT, "6%", "share of the memory at which the engine is killed at once")
+    low: float = setting(PERCENT, "9%", "share at which admission closes, while memory falls")
+    gate_timeout: float = setting(DURATION, "5m", "how long a start waits for memory to come back; then it gives up")
+    evict_page_cache: bool = setting(
+        BOOL, default=False, doc="before a start, give back the cache of the model's files"
+    )
+    drop_caches: bool = setting(
+        BOOL, default=False, doc="before a start, drop the page cache of the whole machine (root)"
+    )
+    proc: str = setting(STR, "/proc", "where meminfo, pressure/memory, vmstat and driver/nvidia are read")
+    kernel_log: str = setting(STR, "/dev/kmsg", "where the kernel's messages are read")
+
+
+@dataclass(frozen=True, slots=True)
 class SystemdConfig:
     """What systemd is told."""
 
@@ -205,6 +226,7 @@ class Config:
     incidents: IncidentsConfig = field(default_factory=IncidentsConfig)
     drain: DrainConfig = field(default_factory=DrainConfig)
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     systemd: SystemdConfig = field(default_factory=SystemdConfig)
     signals: SignalsConfig = field(default_factory=SignalsConfig)
     exit: ExitConfig = field(default_factory=ExitConfig)

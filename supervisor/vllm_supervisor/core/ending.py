@@ -39,7 +39,7 @@ class Meaning:
 MEANINGS: dict[Ending, Meaning] = {
     Ending.ANSWERED: Meaning(Outcome.COMPLETED, "", EndedBy.ENGINE),
     Ending.ENGINE_FAILED: Meaning(
-        Outcome.FAILED, "engine_failed", EndedBy.ENGINE, 502, "the engine broke off before it had answered"
+        Outcome.FAILED, "engine_failed", EndedBy.ENGINE, 502, "the engine broke off before its answer was complete"
     ),
     Ending.CLIENT_LEFT: Meaning(Outcome.CANCELLED, "client_left", EndedBy.CLIENT),
     Ending.CLIENT_STALLED: Meaning(Outcome.CANCELLED, "client_stalled", EndedBy.SUPERVISOR),

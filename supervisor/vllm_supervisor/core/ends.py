@@ -4,6 +4,7 @@ Rules:
 * An end we asked for (stop, commanded restart) is clean whatever the number.
 * An end we forced because the engine was lost (its core died, it hung, its load stood still) is a failure with our own
   words for it, whatever the number of our KILL was; what the engine itself had printed as the reason stands behind them.
+* An engine the memory guard killed ran out of memory, whatever its last words were.
 * The budget counts failures only; which kind is decided here and nowhere else.
 """
 
@@ -17,6 +18,8 @@ from vllm_supervisor.core.restart import Ended, EndKind, GiveUp, Restart
 from vllm_supervisor.core.signatures import Cause, Repeat, StartPhase
 
 REQUESTED = (Why.STOP, Why.COMMANDED)
+FOLLOWS_AFTER = 60.0  # seconds: a headless node with a mistake in its options ends earlier than that
+LESS_MEMORY = "lower --gpu-memory-utilization or --max-model-len, or set --kv-cache-memory-bytes"
 # Ends whose cause is what we saw, not how the process then ended.
 SEEN = (Why.HANG, Why.FAILING, Why.START_TIMEOUT)
 
@@ -32,6 +35,11 @@ def read(ending: Ending, evidence: ExitEvidence) -> ExitReading:
     reading = interpret(ending.raw, asked, phase, evidence)
     if ending.why in REQUESTED or ending.why is Why.NONE:
         return reading
+    if ending.why is Why.MEMORY:
+        return replace(
+            reading, cause=Cause.OUT_OF_MEMORY, repeat=Repeat.SPECIAL, sentence=ending.why_sentence,
+            meaning=ending.why_sentence, mend=LESS_MEMORY, signature=None, retries=None,
+        )  # fmt: skip
     told = f"{ending.why_sentence}: {reading.root}" if reading.root else ending.why_sentence
     # Without a better cause the number shows only our own KILL.
     cause = Cause.PART_DIED if reading.cause is Cause.KILLED and ending.why not in SEEN else reading.cause
@@ -50,10 +58,12 @@ def _not_spawned(ending: Ending) -> ExitReading:
     )  # fmt: skip
 
 
-def kind(ending: Ending) -> EndKind:
-    """Which budget the end is counted in."""
+def kind(ending: Ending, alive_s: float, policy: Policy) -> EndKind:
+    """Which budget the end is counted in; `alive_s` is how long the engine lived."""
     if ending.why in REQUESTED:
         return EndKind.COMMANDED
+    if policy.headless and ending.why is Why.NONE and alive_s >= FOLLOWS_AFTER:
+        return EndKind.FOLLOWED
     if ending.why is Why.HANG:
         return EndKind.HANG
     return EndKind.CRASH if ending.was_ready else EndKind.START_FAILURE
@@ -70,7 +80,7 @@ def judge(
     )
     reading = read(ending, evidence)
     ended = Ended(
-        kind(ending),
+        kind(ending, evidence.alive_s or 0.0, policy),
         reading,
         duration_s=evidence.alive_s or 0.0,
         why=reading.sentence if ending.why not in (*REQUESTED, Why.NONE) else "",

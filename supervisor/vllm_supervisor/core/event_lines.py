@@ -8,6 +8,11 @@ Rules:
 MAX_LINE = 256 * 1024
 
 
+def only_comments(data: bytes) -> bool:
+    """Say whether a piece of an event stream is nothing but comments, which vLLM sends while its engine hangs."""
+    return data.startswith(b":") and all(line.startswith(b":") for line in data.splitlines() if line)
+
+
 class EventLines:
     """Base of the judges of event streams; a subclass reads `event_line` and `data_line`, or a whole `block`."""
 

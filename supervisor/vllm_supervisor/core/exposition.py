@@ -4,23 +4,30 @@ Rules:
 * Labels are bounded: every one comes from a fixed set and is shown from the first scrape on, zeros included, so that a
   rate never misses its first event. What is outside its set counts as "other". Only `build_info` holds free text, and
   that never changes within a run.
+* A value that is not known is left out, never shown as 0.
 * State sets show 1 for the state of the moment and 0 for every other.
 * Written by hand on purpose: prometheus_client takes 25 to 50 ms and 2.4 MiB to import and brings an HTTP server along;
   such a pause on the first scrape would show in every open stream. The tests hold this file to that library's parser.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vllm_supervisor.core.admission import CODES, SATURATED
-from vllm_supervisor.core.health_metrics import Metric
 from vllm_supervisor.core.ledger import LedgerHealth
+from vllm_supervisor.core.memory import Level
+from vllm_supervisor.core.memory_view import MemoryNumbers
+from vllm_supervisor.core.probe import ProbeOutcome
 from vllm_supervisor.core.restart import RESTART_CAUSES
+from vllm_supervisor.core.samples import ScrapeFault
 from vllm_supervisor.core.words import EngineState, ExecutionState, Outcome, Phase, Verdict
 
 PREFIX = "vllm_supervisor_"
 OTHER = "other"
 REJECTION_REASONS: tuple[str, ...] = tuple(dict.fromkeys([*CODES.values(), SATURATED]))
+
+PROBE_ENDS: tuple[str, ...] = (*(outcome.value for outcome in ProbeOutcome), "withdrawn")
+SCRAPE_RESULTS: tuple[str, ...] = ("ok", *(fault.value for fault in ScrapeFault))
 
 Sample = tuple[Mapping[str, str], float]
 
@@ -30,7 +37,7 @@ class Snapshot:
     """Everything our metrics show, at one moment. Counts are those of this run.
 
     `outcomes`, `rejections`, `executions` and `restarts` may leave out what is zero. `rejections` has the `code` a
-    refused client reads, `restarts` what `restart_cause` gives.
+    refused client reads, `restarts` what `restart_cause` gives. None is a value that is not known just now.
     """
 
     version: str
@@ -52,6 +59,14 @@ class Snapshot:
     uptime_s: float
     incarnation: int
     ledger: LedgerHealth
+    verdict_age_s: float | None = None
+    progress_age_s: float | None = None
+    tokens_per_s: float | None = None
+    steps_per_s: float | None = None
+    beacons: int = 0
+    probes: Mapping[str, int] = field(default_factory=dict)  # by how they ended
+    scrapes: Mapping[str, int] = field(default_factory=dict)  # by what they gave
+    memory: MemoryNumbers | None = None  # where the machine's memory is guarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +81,19 @@ class Family:
 
 def _one(value: Callable[[Snapshot], float]) -> Callable[[Snapshot], Iterable[Sample]]:
     return lambda snapshot: [({}, value(snapshot))]
+
+
+def _known(value: Callable[[Snapshot], float | None]) -> Callable[[Snapshot], Iterable[Sample]]:
+    return lambda snapshot: [] if (known := value(snapshot)) is None else [({}, known)]
+
+
+def _memory(value: Callable[[MemoryNumbers], float | None]) -> Callable[[Snapshot], Iterable[Sample]]:
+    return _known(lambda snapshot: None if snapshot.memory is None else value(snapshot.memory))
+
+
+def _pressure(snapshot: Snapshot) -> Iterable[Sample]:
+    memory = snapshot.memory
+    return [] if memory is None else [({"level": level}, level is memory.level) for level in Level]
 
 
 def _state(label: str, states: Iterable[str], now: Callable[[Snapshot], str]) -> Callable[[Snapshot], Iterable[Sample]]:
@@ -97,6 +125,14 @@ FAMILIES: tuple[Family, ...] = (
     Family("engine_state", "gauge", "State of the engine: 1 for the current one.", _state("state", EngineState, lambda s: s.engine)),
     Family("engine_incarnation", "gauge", "Number of the engine's current life in this run, from 1.", _one(lambda s: s.incarnation)),
     Family("verdict", "gauge", "What the health classifier says: 1 for the current verdict.", _state("verdict", Verdict, lambda s: s.verdict)),
+    Family("verdict_age_seconds", "gauge", "How long the verdict has been the same.", _known(lambda s: s.verdict_age_s)),
+    Family("progress_age_seconds", "gauge", "Since the last progress that was seen of the engine that waits longest for one.",
+           _known(lambda s: s.progress_age_s)),
+    Family("engine_tokens_per_second", "gauge", "Output tokens a second between the last two looks.", _known(lambda s: s.tokens_per_s)),
+    Family("engine_steps_per_second", "gauge", "Engine steps a second between the last two looks.", _known(lambda s: s.steps_per_s)),
+    Family("beacons", "gauge", "Engines whose true steps are seen.", _one(lambda s: s.beacons)),
+    Family("probes_total", "counter", "Probes sent, by how they ended.", _counts("outcome", PROBE_ENDS, lambda s: s.probes)),
+    Family("scrapes_total", "counter", "Reads of the engine's metrics, by what they gave.", _counts("result", SCRAPE_RESULTS, lambda s: s.scrapes)),
     Family("admission_open", "gauge", "1 while new requests are admitted.", _one(lambda s: s.admission_open)),
     Family("requests_in_flight", "gauge", "Admitted requests that have not ended yet.", _one(lambda s: s.in_flight)),
     Family("requests_in_flight_limit", "gauge", "Most requests that may be in flight at once.", _one(lambda s: s.limit)),
@@ -113,6 +149,12 @@ FAMILIES: tuple[Family, ...] = (
     Family("restarts_total", "counter", "Restarts of the engine, by cause.", _counts("cause", RESTART_CAUSES, lambda s: s.restarts)),
     Family("restart_budget_used", "gauge", "Crashes that burden the restart budget.", _one(lambda s: s.budget_used)),
     Family("restart_budget_max", "gauge", "Crashes the restart budget allows.", _one(lambda s: s.budget_max)),
+    Family("memory_pressure", "gauge", "How the machine's memory stands: 1 for the current level. This and the next only where memory is guarded.", _pressure),
+    Family("memory_available_bytes", "gauge", "MemAvailable of the machine.", _memory(lambda m: m.available)),
+    Family("memory_floor_bytes", "gauge", "At this level the engine is killed.", _memory(lambda m: m.floor)),
+    Family("memory_minimum_bytes", "gauge", "Lowest MemAvailable since the engine was started.", _memory(lambda m: m.minimum)),
+    Family("memory_slope_bytes_per_second", "gauge", "How MemAvailable changes; negative while it falls.", _memory(lambda m: m.slope)),
+    Family("memory_stalled_percent", "gauge", "Share of the time in which memory stalled everything (PSI full).", _memory(lambda m: m.stalled)),
 )
 # fmt: on
 
@@ -124,15 +166,6 @@ def render(snapshot: Snapshot) -> bytes:
         name = PREFIX + family.name
         lines += (f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}")
         lines += (f"{name}{_labels(labels)} {_number(value)}" for labels, value in family.samples(snapshot))
-    return ("\n".join(lines) + "\n").encode(errors="replace")
-
-
-def render_metrics(metrics: Iterable[Metric]) -> bytes:
-    """Write further families that carry their values themselves, in the same form."""
-    lines: list[str] = []
-    for metric in metrics:
-        lines += (f"# HELP {metric.name} {metric.text}", f"# TYPE {metric.name} {metric.kind}")
-        lines += (f"{metric.name}{_labels(labels)} {_number(value)}" for labels, value in metric.values)
     return ("\n".join(lines) + "\n").encode(errors="replace")
 
 

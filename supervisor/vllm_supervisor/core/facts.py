@@ -107,6 +107,27 @@ class Condemned:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryBack:
+    """There is memory enough for an engine, or nobody guards it here."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShort:
+    """Memory did not come back in time; `lost`: there was more before the last engine."""
+
+    sentence: str
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFloor:
+    """The machine's memory reached the floor, and KILL has gone to the processes of engine `incarnation` already."""
+
+    incarnation: int
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
 class EvidenceSaved:
     """The evidence bundle is written, or could not be."""
 
@@ -194,6 +215,9 @@ Fact = (
     | MemberDied
     | ReportedDead
     | Condemned
+    | MemoryBack
+    | MemoryShort
+    | MemoryFloor
     | EvidenceSaved
     | Exited
     | StopRequested

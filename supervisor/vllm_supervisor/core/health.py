@@ -97,7 +97,8 @@ def judge(memory: Memory, seen: Observation, policy: HealthPolicy) -> tuple[Memo
     memory, situation, finding = _find(memory, seen, policy)
     if finding.verdict in {Verdict.ASLEEP, Verdict.PAUSED, Verdict.STARTING}:
         memory = _void(memory, seen.at)
-    since = seen.at if finding.verdict is not before.verdict else before.since
+    holds_on = finding.verdict is before.verdict and seen.incarnation == before.incarnation
+    since = before.since if holds_on else seen.at
     memory = replace(memory, verdict=finding.verdict, since=since)
     slowest = min([*tracks.values(), whole], key=lambda track: (track.clock is None, track.progress_at))
     return memory, Judgement(
@@ -214,7 +215,8 @@ def _tracks(memory: Memory, seen: Observation, policy: HealthPolicy) -> dict[str
     for label in labels:
         beacon = beacons.get(label)
         silent = door is None or (
-            door.silent_since is not None and (alone or seen.at - door.silent_since >= progress.SILENCE)
+            door.silent_since is not None
+            and (alone or seen.at - door.silent_since >= min(progress.SILENCE, policy.waits_slow[0]))
         )
         tracks[label] = progress.observe(
             memory.tracks.get(label),

@@ -22,6 +22,9 @@ FAILING_COUNT = 3
 FAILING_PROBES = 2
 # An engine that made progress this recently is not gone, whatever its listener says.
 MOVES = 10.0
+# So long without a byte for anybody, while somebody has been waiting as long: longer than one answer takes to be
+# generated whole (an engine makes 100,000 tokens and more of one in this time).
+UNDELIVERED_AFTER = 7200.0
 
 
 def _dead(s: Situation) -> Finding | None:
@@ -51,8 +54,9 @@ def _refused(s: Situation) -> Finding | None:
     moved = [track.moved_at for track in [*s.tracks.values(), s.whole] if track.moved_at is not None]
     if moved and s.now - max(moved) < MOVES:
         return None
-    known = "although its process lives" if s.seen.processes is not None else "at this address"
-    return Finding(Verdict.UNREACHABLE, f"nobody listens {known}: not saturated, and not idle")
+    ours = s.seen.processes is not None
+    known = "although its process lives" if ours else "at this address"
+    return Finding(Verdict.UNREACHABLE, f"nobody listens {known}: not saturated, and not idle", wants_probe=ours)
 
 
 def _asleep(s: Situation) -> Finding | None:
@@ -99,21 +103,33 @@ def _failing(s: Situation) -> Finding | None:
     )
 
 
-def _probes_fail(s: Situation) -> Finding | None:
-    door, probe = s.seen.door, s.seen.probe
-    if probe.failures == 0 or probe.failing_since is None:
+def _probe_failed(s: Situation) -> Finding | None:
+    if _probe_failures(s) == 0:
         return None
-    if door is not None and (door.last_success_at or 0.0) > probe.failing_since:
+    return Finding(Verdict.SUSPECT, "a probe failed; the next one decides", wants_probe=True)
+
+
+def _probes_fail(s: Situation) -> Finding | None:
+    probe = s.seen.probe
+    if probe.failing_since is None or _probe_failures(s) < FAILING_PROBES:
         return None
     age = s.now - probe.failing_since
-    if probe.failures < FAILING_PROBES or age < s.policy.failing_after:
-        return Finding(Verdict.SUSPECT, "a probe failed; the next one decides", wants_probe=True)
+    if age < s.policy.failing_after:
+        return None
     return Finding(
         Verdict.FAILING,
         f"{probe.failures} probes in a row failed for {age:.0f} s, and no request succeeded in that time",
         {"probe_failures": probe.failures, "failing_s": round(age, 1)},
         confirmed=True,
     )
+
+
+def _probe_failures(s: Situation) -> int:
+    """Return how many probes failed in a row, with no user's request that succeeded since the first of them."""
+    door, probe = s.seen.door, s.seen.probe
+    if probe.failing_since is None:
+        return 0
+    return 0 if door is not None and (door.last_success_at or 0.0) > probe.failing_since else probe.failures
 
 
 def _degraded(s: Situation) -> Finding | None:
@@ -132,7 +148,21 @@ def _degraded(s: Situation) -> Finding | None:
                 f"{_number(s.waiting)} wait",
                 _clock(s, track, name) | {"nothing_completed_s": round(s.now - track.starved_at, 1)},
             )
-    return None
+    return _undelivered(s)
+
+
+def _undelivered(s: Situation) -> Finding | None:
+    door = s.seen.door
+    if door is None or door.silent_since is None or s.expired(s.whole):
+        return None
+    silence = s.now - max(door.silent_since, door.last_byte_at or 0.0)
+    if silence < UNDELIVERED_AFTER:
+        return None
+    return Finding(
+        Verdict.DEGRADED,
+        f"the engine works, but nobody has got a byte for {silence:.0f} s while {door.at_engine} wait for one",
+        {"nothing_delivered_s": round(silence, 1)},
+    )
 
 
 def _blind(s: Situation) -> Finding | None:
@@ -212,8 +242,9 @@ RULES: tuple[Callable[[Situation], Finding | None], ...] = (
     _paused,
     _stuck,
     _failing,
-    _refused,
     _probes_fail,
+    _refused,
+    _probe_failed,
     _degraded,
     _blind,
     _restarted,

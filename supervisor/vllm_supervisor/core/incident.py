@@ -56,10 +56,12 @@ def document(
     requests: Iterable[OpenRequest],
     lines: Sequence[str],
     first_error: Sequence[str],
+    memory: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return the content of `incident.json`, but for what the adapter collects. `at` is UTC, ISO 8601.
 
-    `cause` is why the bundle is made (`stuck`, `failing`, `signal` …); `lines` are the engine's last ones.
+    `cause` is why the bundle is made (`stuck`, `failing`, `signal` …); `lines` are the engine's last ones,
+    `memory` the last looks at the machine's memory.
     """
     now = judgement.at
     opened = sorted(requests, key=lambda request: request.admitted_at)
@@ -82,6 +84,7 @@ def document(
         "open_requests_total": len(opened),
         "first_error": _lines(first_error),
         "last_lines": _lines(lines),
+        "memory": list(memory),
         "samples": [_sample(sample, now) for sample in samples[-SAMPLES_KEPT:]],
     }
 

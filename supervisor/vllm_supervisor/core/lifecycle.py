@@ -7,7 +7,9 @@ Rules:
   life. The drain orders the engine to stop, and hears when it is gone; neither reads the other's mind.
 * What is wanted is kept apart from what is: `why` says why the running incarnation is being ended.
 * Every node that waits for something has a deadline, except those that wait for a person (`parked`, `ready`).
-* Only `sweeping` leads to another incarnation, and only its proof that nothing of the last one is left does.
+* Only `sweeping` leads to another incarnation, and only its proof that nothing of the last one is left does; where CPU
+  and GPU share one memory, every start waits in `gating` until that memory is back. The deadline of that wait travels
+  in its order, because its end is told with numbers.
 
 The cells stand in `cells`; `nodes` tells the public words (phase, engine state) a node shows as.
 """
@@ -33,6 +35,7 @@ class Node(StrEnum):
     BOOTING = "booting"  # the front door is being opened
     SWEEPING = "sweeping"  # proving that nothing of the last engine is left
     WAITING = "waiting"  # backing off before the next incarnation
+    GATING = "gating"  # waiting for the last engine's memory to come back
     STARTING = "starting"  # loading
     LOSING = "losing"  # the core died during the load; the main process prints why and ends
     READY = "ready"
@@ -57,6 +60,7 @@ class Why(StrEnum):
     START_TIMEOUT = "start_timeout"
     CORE_DIED = "core_died"
     REPORTED_DEAD = "reported_dead"
+    MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,9 @@ class Policy:
     on_terminal: bool  # somebody looks at our standard error
     has_notify: bool  # a service manager waits for our word
     is_pid1: bool
+    headless: bool = False  # the engine has no HTTP front; it follows another node's
+    memory_gate: bool = False  # a start waits for memory, where it is shared with the GPU
+    gate_timeout: float = 300.0
     load_grace: float = 5.0  # vLLM ignores TERM while it loads, and nothing was accepted then
     lost_grace: float = 5.0  # for a condemned engine, after TERM
     evidence_takes: float = 15.0  # the evidence bundle has this long, then the engine goes without it
@@ -164,6 +171,7 @@ ENGINE_STATES: dict[Node, EngineState] = {
     Node.BOOTING: EngineState.STARTING,
     Node.SWEEPING: EngineState.DOWN,
     Node.WAITING: EngineState.DOWN,
+    Node.GATING: EngineState.DOWN,
     Node.STARTING: EngineState.STARTING,
     Node.LOSING: EngineState.STARTING,
     Node.READY: EngineState.READY,
@@ -180,7 +188,7 @@ ENGINE_STATES: dict[Node, EngineState] = {
 
 def engine_state(state: State) -> EngineState:
     """The public word for where the engine is."""
-    if state.node is Node.SWEEPING and state.incarnation == 0:
+    if state.node in (Node.SWEEPING, Node.GATING) and state.incarnation == 0:
         return EngineState.STARTING
     return ENGINE_STATES[state.node]
 

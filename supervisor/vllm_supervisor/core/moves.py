@@ -9,6 +9,16 @@ from vllm_supervisor.core.table import Step
 from vllm_supervisor.core.words import ClosedReason
 
 
+def launch(state: State, moment: Moment, policy: Policy) -> Step:
+    """Start the next incarnation, through the gate where memory has to come back first."""
+    if not policy.memory_gate:
+        return spawn(state, moment, policy)
+    return replace(state, node=Node.GATING, pid=None), [
+        orders.ClearTimer(Timer.BACKOFF),
+        orders.AwaitMemory(moment.now + policy.gate_timeout),
+    ]
+
+
 def spawn(state: State, moment: Moment, policy: Policy) -> Step:
     """Start the next incarnation; every wish and deadline of the last one is forgotten."""
     number = state.incarnation + 1
@@ -30,7 +40,6 @@ def spawn(state: State, moment: Moment, policy: Policy) -> Step:
     )
     return state, [
         orders.OpenGate(ClosedReason.PARKED),
-        orders.OpenGate(ClosedReason.UNKILLABLE),
         orders.ClearTimer(Timer.BACKOFF),
         orders.SetTimer(Timer.START, moment.now + policy.start_timeout),
         orders.Spawn(number),

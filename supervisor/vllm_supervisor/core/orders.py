@@ -13,6 +13,16 @@ class Sweep:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitMemory:
+    """Wait until there is memory enough for an engine, until `until` (monotonic seconds) at most.
+
+    Answers with `MemoryBack` or `MemoryShort`.
+    """
+
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class Spawn:
     """Start incarnation number `incarnation`."""
 
@@ -21,9 +31,9 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class SaveEvidence:
-    """Write down what can be seen of the engine before it is touched; answers with `EvidenceSaved`."""
+    """Write down what can be seen of the engine before it is touched, for `cause`; answers with `EvidenceSaved`."""
 
-    sentence: str
+    cause: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +122,7 @@ class End:
 
 Order = (
     Sweep
+    | AwaitMemory
     | Spawn
     | SaveEvidence
     | Terminate

@@ -42,7 +42,7 @@ class Plan:
     command: EngineCommand
     environ: Mapping[str, str] = field(repr=False)  # ours, which the engine's is made from
     path_first: str  # directory for the head of the engine's PATH, or empty
-    listeners: tuple[Address, ...]
+    listeners: tuple[Address, ...]  # none: a node without an HTTP front, which is watched over and nothing else
     tls: TlsFiles | None
     root_path: str  # prefix the engine may be asked under, or empty
     api_key: str | None = field(repr=False)  # one the engine accepts; None: it asks for none

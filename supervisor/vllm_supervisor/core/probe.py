@@ -88,10 +88,14 @@ class ReadyResult:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What is mounted: `probe_path` is the endpoint for a probe (None: none), `authorized` is False on 401 and 403."""
+    """What is mounted: `probe_path` is the endpoint for a probe (None: none), `authorized` is False on 401 and 403.
+
+    `reach` is how far the question came; only ANSWERED says anything of what is mounted.
+    """
 
     probe_path: str | None
     authorized: bool = True
+    reach: Reach = Reach.ANSWERED
 
 
 def capabilities_of(statuses: Mapping[str, int]) -> Capabilities:
@@ -126,6 +130,14 @@ def first_model(body: bytes) -> str | None:
     except (ValueError, LookupError, TypeError):
         return None
     return name if isinstance(name, str) else None
+
+
+def says_paused(status: int | None, body: bytes) -> bool | None:
+    """Read an answer of `/is_paused`; None: it is not offered."""
+    try:
+        return json.loads(body)["is_paused"] is True if status == 200 else None
+    except (ValueError, LookupError, TypeError):
+        return None
 
 
 def probe_outcome(reach: Reach, status: int | None) -> ProbeOutcome:

@@ -3,10 +3,11 @@
 Rules:
 * One probe in flight, ever. An unanswered one is demand under the classifier's waits and is never followed by a second.
 * Never while a user's request is in flight: our account must be empty. The engine must report nothing running either,
-  unless its gauges are stale: running above zero, our account empty, and nothing moving since the last look.
+  unless its gauges are stale: running above zero, our account empty, and nothing moving since the last look. A beacon's
+  counts are never stale.
 * A user's request that arrives withdraws the probe at once; one answer a minute is worth less than any user's wait.
-* Nothing is sent to an engine that starts, sleeps, is paused or refuses, nor where the last try was told that a probe
-  is not possible.
+* Nothing is sent to an engine that starts, sleeps or is paused, nor where the last try was told that a probe is not
+  possible. One that refuses connections is asked all the same: the refusals prove that it serves nobody.
 * `urgent` (a suspicion to be settled) skips the interval, and nothing else.
 """
 
@@ -20,7 +21,6 @@ _SILENT = {
     Verdict.STARTING,
     Verdict.ASLEEP,
     Verdict.PAUSED,
-    Verdict.UNREACHABLE,
     Verdict.DEAD,
     Verdict.STUCK,
 }
@@ -49,6 +49,7 @@ class ProbeView:
     possible: bool  # False after a 401, 403, or with no endpoint that can carry one
     last_at: float | None  # when the last probe was sent
     urgent: bool = False
+    exact: bool = False  # `running` and `waiting` are the scheduler's own counts
 
 
 def decide(view: ProbeView, now: float, interval: float) -> ProbeOrder:
@@ -57,7 +58,7 @@ def decide(view: ProbeView, now: float, interval: float) -> ProbeOrder:
         return ProbeOrder.WITHDRAW if view.in_flight else ProbeOrder.NOTHING
     if interval <= 0 or not view.possible or view.in_flight or view.verdict in _SILENT:
         return ProbeOrder.NOTHING
-    if (view.running or view.waiting) and view.moving:
+    if (view.running or view.waiting) and (view.moving or view.exact):
         return ProbeOrder.NOTHING
     pause = min(interval, URGENT_INTERVAL) if view.urgent else interval
     if view.last_at is not None and now - view.last_at < pause:

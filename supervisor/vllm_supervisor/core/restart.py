@@ -1,7 +1,8 @@
 """When the engine may be started again, and when to give up: a pure policy over a small, frozen tally.
 
 Rules:
-* Crashes, hangs and starts that never became ready have a budget each; a restart somebody ordered has none.
+* Crashes, hangs and starts that never became ready have a budget each; a restart somebody ordered has none,
+  nor has one of a headless node that ended with its head.
 * A crash leaves its tally when it is older than `within` and, since it, one life was ready for `healthy_after`. Load
   time heals nothing: six minutes of load and one minute of life is a loop that must end.
 * Failed starts are counted since the engine was last ready. A deterministic one ends at once, unless its signature is
@@ -48,6 +49,7 @@ class EndKind(StrEnum):
     HANG = "hang"  # ended by us because nothing moved
     START_FAILURE = "start_failure"  # never became ready
     COMMANDED = "commanded"  # somebody ordered the restart
+    FOLLOWED = "followed"  # a headless node ended with the node it belongs to
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class GiveUpKind(StrEnum):
     CRASHES = "crashes"
     HANGS = "hangs"
     STARTS = "starts"
+    MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,8 @@ def after_end(
     match ended.kind:
         case EndKind.COMMANDED:
             return tally, Restart(now, 0.0)
+        case EndKind.FOLLOWED:
+            return tally, Restart(now + policy.backoff, policy.backoff)
         case EndKind.HANG:
             return _after_hang(tally, policy, ended, now, jitter)
         case EndKind.CRASH:

@@ -34,6 +34,7 @@ class Route:
 
     kind: Kind
     request_class: RequestClass = RequestClass.OTHER
+    admin: bool = False  # dangerous and allowed: it runs on the engine's loop
 
 
 _INFERENCE: dict[str, RequestClass] = {
@@ -139,6 +140,7 @@ class Router:
         self._root = root_path.rstrip("/")
         self._plain_root = plainest(root_path) if self._root else ""
         self._dangerous = DANGEROUS - {plainest(path) for path in allow_paths}
+        self._allowed = DANGEROUS - self._dangerous
         self._ours = dict(_OURS)
         if health_means_alive:
             self._ours.update(dict.fromkeys(_FOLLOW_HEALTH, Kind.LIVE))
@@ -165,7 +167,7 @@ class Router:
             return Route(Kind.GATED, request_class)
         if method in _HARMLESS or (method == b"POST" and _is_cheap_post(path)):
             return Route(Kind.CHEAP)
-        return Route(Kind.GATED)
+        return Route(Kind.GATED, admin=path in self._allowed)
 
     def _under_root(self, path: str) -> str:
         """Take the root path off as Starlette's `get_route_path` does: once, and only before a slash."""

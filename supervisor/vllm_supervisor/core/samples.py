@@ -105,12 +105,11 @@ class DoorSample:
     """The front door's own account of the engine: what no gauge can falsify."""
 
     in_flight: int  # every request that holds a place at the gate
-    at_engine: int  # of those: wholly handed over, and the next byte is the engine's to send (no upgraded connections)
-    silent_since: (
-        float | None
-    )  # of `at_engine`, the longest silence: since its last byte, or its hand-over if none came
-    last_byte_at: float | None  # last body byte of a 2xx answer to an inference request; SSE comments do not count,
-    # because vLLM can send `: keep-alive` comments from its front end while the engine hangs
+    at_engine: int  # of those: the next move is the engine's (no upgraded connections, no calls of an operator)
+    silent_since: float | None  # of `at_engine`, the longest silence: since its last byte, or since it was to move
+    # The last body byte of a 2xx answer; comments of an event stream do not count, because vLLM can send `: keep-alive`
+    # from its front end while the engine hangs.
+    last_byte_at: float | None
     completions: int  # 2xx answers that completed
     engine_5xx: int  # in a row, without a success in between
     engine_5xx_since: float | None

@@ -73,6 +73,14 @@ class VllmOptions:
     hf_config_path: str | None = None
 
     @property
+    def has_no_front(self) -> bool:
+        """Whether this is a node without an HTTP server, which follows another one that has it.
+
+        Source: vllm/entrypoints/cli/serve.py (`ServeSubcommand.cmd`), where fewer than one API server means headless.
+        """
+        return self.headless or (self.api_server_count is not None and self.api_server_count < 1)
+
+    @property
     def label(self) -> str:
         """The name clients use for the model."""
         return self.served_model_name[0] if self.served_model_name else self.model
@@ -133,13 +141,8 @@ def read(
 def refusal(options: VllmOptions) -> str | None:
     """Say why these options cannot stand behind one front door and what to do instead, or return None.
 
-    Source: vllm/entrypoints/cli/serve.py (`ServeSubcommand.cmd`), where fewer than one API server means headless.
+    A headless node is no such case: it has no front door at all (`VllmOptions.has_no_front`).
     """
-    if options.headless or (options.api_server_count is not None and options.api_server_count < 1):
-        return (
-            "--headless starts engines without an HTTP server, so there is nothing to put a front door before; "
-            "run this node with plain `vllm serve` and supervise the node that serves HTTP"
-        )
     if options.grpc:
         return "--grpc serves gRPC instead of HTTP, which the front door cannot carry; run it with plain `vllm serve`"
     if options.grpc_port is not None:

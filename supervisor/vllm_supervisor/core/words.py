@@ -65,6 +65,18 @@ class Verdict(Word):
     DEAD = "dead"
 
 
+def verdict_line(verdict: str, sentence: str, held: str = "") -> str:
+    """Say a verdict, how long it has held ("" or "for 5 s") and its sentence, the verdict only once.
+
+    Some sentences begin with their verdict, since they also stand alone ("busy and healthy: 3 running").
+    """
+    since = f"{verdict} {held}" if held else verdict
+    rest = sentence.removeprefix(verdict)
+    if not sentence or (rest.startswith((":", " ")) and rest != sentence):
+        return since + rest
+    return f"{since}: {sentence}"
+
+
 class RequestClass(Word):
     """The fixed, small set of request classes: the only thing about a request's content that is ever written."""
 

@@ -10,9 +10,8 @@ from vllm_supervisor.core.lifecycle import Node, State, engine_state
 from vllm_supervisor.core.retry_after import retry_after
 from vllm_supervisor.core.timeouts import Limits
 from vllm_supervisor.core.view import View
-from vllm_supervisor.core.words import Verdict
 from vllm_supervisor.runtime.incarnation import Incarnation
-from vllm_supervisor.runtime.watch import Watch
+from vllm_supervisor.runtime.watch import UNREADY, Watch
 
 
 class Answers:
@@ -27,22 +26,27 @@ class Answers:
         current: Callable[[], Incarnation | None],
         background: Callable[[], int],
         limits: Limits,
+        waits_for: Callable[[], str | None],
     ) -> None:
-        """`background` counts the answered requests that run on in the engine; `limits` are those of a stop."""
+        """`background` counts the answered requests that run on in the engine; `limits` are those of a stop.
+
+        `waits_for` says what a start waits for, if it does.
+        """
         self._state = state
         self._gate = gate
         self._watch = watch
         self._current = current
         self._background = background
         self._limits = limits
+        self._waits_for = waits_for
 
     def view(self) -> View:
         """The state of the moment as the public address shows it."""
         state = self._state()
         judged = self._watch.judgement
-        degraded = judged is not None and judged.verdict is Verdict.DEGRADED
-        ready = self._gate.reason is None and state.node is Node.READY and not degraded
-        reason = "" if ready else self._gate.sentence or (judged.sentence if degraded and judged else state.problem)
+        unwell = judged.sentence if judged is not None and judged.verdict in UNREADY else ""
+        ready = self._gate.reason is None and state.node is Node.READY and not unwell
+        reason = "" if ready else self._gate.sentence or unwell or state.why_sentence or state.problem
         return View(state.phase, engine_state(state), reason, ready, state.started)
 
     def retry_after(self, rejection: Rejection) -> int:
@@ -65,6 +69,8 @@ class Answers:
         current = self._current()
         if state.node is Node.STARTING and current is not None:
             return current.load.show(clock.monotonic() - current.started_at, None, 120)
+        if waiting := self._waits_for():
+            return waiting
         if state.problem:
             return f"{engine_state(state).value}: {state.problem}"
         return f"{engine_state(state).value}, {self._gate.in_flight} in flight"

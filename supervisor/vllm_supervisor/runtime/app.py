@@ -10,6 +10,7 @@ import secrets
 import signal
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +20,35 @@ from vllm_supervisor import __version__
 from vllm_supervisor.adapters import (
     cgroup,
     clock,
+    descriptors,
     given_sockets,
     log,
+    nvidia,
     outer_limit,
+    page_cache,
     ports,
     processes,
     reaper,
     run_fate,
     signals,
 )
+from vllm_supervisor.adapters.kernel_log import KernelLog
+from vllm_supervisor.adapters.kill_list import KillList
 from vllm_supervisor.adapters.ledger_file import LedgerFile
 from vllm_supervisor.adapters.lock import StateLock
+from vllm_supervisor.adapters.memory import MemoryReader
 from vllm_supervisor.adapters.output import Output, fill_standard_descriptors
 from vllm_supervisor.adapters.sd_notify import Notifier
 from vllm_supervisor.adapters.signals import Signals
 from vllm_supervisor.adapters.terminal import StatusLine, controls_us, is_terminal
 from vllm_supervisor.adapters.tls import Certificates
+from vllm_supervisor.core import memory_mode
 from vllm_supervisor.core.address import UnixAddress
 from vllm_supervisor.core.config_sections import Config
+from vllm_supervisor.core.errors import SetupError
 from vllm_supervisor.core.ledger import Clock, LedgerPolicy
 from vllm_supervisor.core.lifecycle import Policy
+from vllm_supervisor.core.memory import GuardPolicy
 from vllm_supervisor.core.plan import Plan
 from vllm_supervisor.core.restart import RestartPolicy
 from vllm_supervisor.core.signal_names import NUMBERS
@@ -46,8 +56,14 @@ from vllm_supervisor.core.signal_policy import STRAY
 from vllm_supervisor.core.timeouts import Limits
 from vllm_supervisor.runtime.journal import LedgerJournal, LineFactory, RunIdentity
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
-from vllm_supervisor.runtime.supervise import LEDGER, Listener, World, supervise
+from vllm_supervisor.runtime.memory_keeper import MemoryWorld
+from vllm_supervisor.runtime.supervise import supervise
+from vllm_supervisor.runtime.world import LEDGER, Listener, World
 
+# Descriptors that clients can never take: listeners, logs, ledgers, the control socket's callers, health checks beyond
+# the limit, and all that custody opens for a moment.
+OWN_DESCRIPTORS = 256
+FEWEST_CONNECTIONS = 16
 FLUSH_WITHIN = 1.0  # seconds for our last lines to be taken
 OURS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGCHLD)
 
@@ -117,6 +133,7 @@ def _world(
     notifier = Notifier(plan.environ)
     held.callback(notifier.close)
     journal, writer = _ledgers(plan, run_id)
+    memory = _memory(plan)
     return World(
         plan=plan,
         run=run_id,
@@ -124,6 +141,7 @@ def _world(
         signals=received,
         hangup_ignored=hangup_ignored,
         listeners=listeners,
+        max_connections=connections_there_is_room_for(plan.config.front_door.max_connections),
         certificates=certificates,
         control=control,
         output=streams.out,
@@ -135,13 +153,14 @@ def _world(
         subreaper=reaper.become_subreaper(),
         cgroup=cgroup.delegated(),
         notifier=notifier,
-        policy=_policy(plan, on_terminal=streams.on_terminal, has_notify=notifier.enabled),
+        memory=memory,
+        policy=_policy(plan, memory, on_terminal=streams.on_terminal, has_notify=notifier.enabled),
     )
 
 
 def _listeners(plan: Plan, held: ExitStack) -> list[Listener]:
     """The service manager's sockets where it gave us any, for it keeps them open while we restart; else our own."""
-    given = given_sockets.take(plan.environ)
+    given = given_sockets.take(plan.environ) if plan.listeners else []
     if given:
         return [Listener(held.enter_context(one.sock), f"{one.address} (given by {one.name})") for one in given]
     bound = []
@@ -150,6 +169,23 @@ def _listeners(plan: Plan, held: ExitStack) -> list[Listener]:
         if isinstance(address, UnixAddress):
             held.callback(Path(address.path).unlink, missing_ok=True)
     return bound
+
+
+def connections_there_is_room_for(configured: int) -> int:
+    """How many connections there are descriptors for, one to the client and one to the engine each.
+
+    Raises the limit of open files first; raises SetupError where even a few connections would not fit.
+    """
+    allowed = descriptors.allow(2 * configured + OWN_DESCRIPTORS)
+    room = (allowed - OWN_DESCRIPTORS) // 2
+    fewest = min(configured, FEWEST_CONNECTIONS)
+    if room < fewest:
+        least = 2 * fewest + OWN_DESCRIPTORS
+        sentence = (
+            f"only {allowed} open files are allowed; raise the limit (ulimit -n, LimitNOFILE=) to at least {least}"
+        )
+        raise SetupError(sentence)
+    return min(configured, room)
 
 
 def _ledgers(plan: Plan, run_id: str) -> tuple[LedgerJournal, LedgerWriter]:
@@ -174,7 +210,27 @@ def _ledgers(plan: Plan, run_id: str) -> tuple[LedgerJournal, LedgerWriter]:
     return LedgerJournal(identity, stamps, writer, required=config.required), writer
 
 
-def _policy(plan: Plan, *, on_terminal: bool, has_notify: bool) -> Policy:
+def _memory(plan: Plan) -> MemoryWorld:
+    """Look at what can be told at once of this machine's memory; the GPU's driver is asked later, if it has to be."""
+    config = plan.config.memory
+    proc = Path(config.proc)
+    model = "" if plan.options is None else plan.options.model
+    return MemoryWorld(
+        mode=memory_mode.by_configuration(config.mode) or memory_mode.by_names(nvidia.names(proc)),
+        policy=GuardPolicy(floor=config.floor, low=config.low),
+        reader=MemoryReader(proc),
+        guard_reader=MemoryReader(proc),
+        kernel_log=KernelLog(Path(config.kernel_log)),
+        evidence_log=KernelLog(Path(config.kernel_log)),
+        kill_list=KillList(),
+        ask_driver=partial(nvidia.ask, plan.environ.get("PATH", "")),
+        proc=proc,
+        evict=page_cache.model_directory(model, plan.environ) if config.evict_page_cache else None,
+        drop_caches=config.drop_caches,
+    )
+
+
+def _policy(plan: Plan, memory: MemoryWorld, *, on_terminal: bool, has_notify: bool) -> Policy:
     config = plan.config
     restart = config.restart
     return Policy(
@@ -193,6 +249,9 @@ def _policy(plan: Plan, *, on_terminal: bool, has_notify: bool) -> Policy:
         limits=_limits(plan, config, has_notify=has_notify),
         start_timeout=config.engine.start_timeout,
         stop_grace=config.engine.stop_grace,
+        headless=not plan.listeners,
+        memory_gate=memory.mode is None or memory.mode.on,
+        gate_timeout=config.memory.gate_timeout,
         on_terminal=on_terminal,
         has_notify=has_notify,
         is_pid1=os.getpid() == 1,

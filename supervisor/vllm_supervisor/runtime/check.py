@@ -6,7 +6,6 @@ Rules:
 * Several servers are checked at the same time; none waits for another.
 """
 
-import json
 import ssl
 import time
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ from vllm_supervisor.core.check import (
 )
 from vllm_supervisor.core.health import Judgement, Memory, judge
 from vllm_supervisor.core.metrics_scan import metrics_sample
-from vllm_supervisor.core.probe import IS_PAUSED_PATH, METRICS_PATH, MODELS_PATH, PROBE_ID_PREFIX
+from vllm_supervisor.core.probe import IS_PAUSED_PATH, METRICS_PATH, MODELS_PATH, PROBE_ID_PREFIX, says_paused
 from vllm_supervisor.core.samples import Observation
 from vllm_supervisor.core.situation import HealthPolicy
 from vllm_supervisor.core.words import Verdict
@@ -147,12 +146,7 @@ class _Check:
     async def _paused(self) -> bool | None:
         """Ask whether an operator paused it; a server that does not offer the question is not paused."""
         reply = await self._get(IS_PAUSED_PATH)
-        if not reply.ok:
-            return None
-        try:
-            return json.loads(reply.body)["is_paused"] is True
-        except (ValueError, LookupError, TypeError):
-            return None
+        return says_paused(reply.status, reply.body)
 
     async def _get(self, path: str) -> engine_probe.Reply:
         return await engine_probe.exchange(

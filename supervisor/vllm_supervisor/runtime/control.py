@@ -15,6 +15,7 @@ from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.events import Events
 from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.lifecycle import State
+from vllm_supervisor.core.words import verdict_line
 
 MAX_EVENTS = 1000
 LOOK_EVERY = 0.1  # seconds between looks for new events of a follower, and for a drain that ended
@@ -37,10 +38,13 @@ class Control:
         say: Callable[[str, str], None],
         look_now: Callable[[], None],
         drain_budget: float,
+        hook_budget: float,
     ) -> None:
-        """`tell` takes facts; `say` notes an event (word, sentence), `look_now` has the engine judged; `drain_budget` in seconds.
+        """`tell` takes facts; `say` notes an event (word, sentence), `look_now` has the engine judged.
 
         `background` counts the answered requests that run on in the engine; `summary` is this run's part of the ledgers.
+        `drain_budget` in seconds is how long a drain is waited for, `hook_budget` how long by a hook, after which the
+        rest of the stop still has to fit its outer limit.
         """
         self._status = status
         self._state = state
@@ -53,6 +57,7 @@ class Control:
         self._say = say
         self._look_now = look_now
         self._drain_budget = drain_budget
+        self._hook_budget = hook_budget
         self._calls: dict[tuple[str, str], Callable[[Call], Awaitable[Answer]]] = {
             ("GET", "/status"): self._get_status,
             ("GET", "/timeouts"): self._get_timeouts,
@@ -110,9 +115,11 @@ class Control:
         timeout = call.body.get("timeout_s")
         if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0):
             return refusal(400, f"timeout_s={timeout}: expected seconds, 0 or more")
-        self._tell(facts.DrainRequested(str(call.peer), hook=bool(call.body.get("hook"))))
+        hook = bool(call.body.get("hook"))
+        self._tell(facts.DrainRequested(str(call.peer), hook=hook))
         if call.body.get("wait"):
-            with trio.move_on_after(self._drain_budget if timeout is None else timeout):
+            usual = self._hook_budget if hook else self._drain_budget
+            with trio.move_on_after(usual if timeout is None else timeout):
                 await self._empty()
         else:
             await trio.lowlevel.checkpoint()
@@ -151,5 +158,5 @@ class Control:
         await trio.sleep(LOOK_EVERY)  # a look takes milliseconds; what it found is the answer
         health = self._status()["health"]
         said = f"{source.strip()[:100]} ({call.peer}) reports: {reason.strip()[:500]}"
-        self._say("report", f"{said}; judged {health['verdict']}: {health['sentence']}")
+        self._say("report", f"{said}; judged {verdict_line(health['verdict'], health['sentence'])}")
         return Answer(202, {"recorded": True, "verdict": health["verdict"], "sentence": health["sentence"]})

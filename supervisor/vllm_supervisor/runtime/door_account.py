@@ -56,16 +56,22 @@ class DoorAccount:
         return on_record
 
     def outcome(self, outcome: RequestOutcome) -> None:
-        """Count successes, and errors of the engine in a row; a client's mistake is neither."""
+        """Count successes, and errors of the engine in a row; a client's mistake and an operator's call are neither."""
         self._journal.outcome(outcome)
         if outcome.outcome is Outcome.FAILED or outcome.why == Cut.DRAIN_DEADLINE:
             self._lost.append(self._now())
+        request = self._gate.open.get(outcome.id)
+        if request is not None and request.admin:
+            return
         if outcome.outcome is Outcome.COMPLETED and outcome.status is not None and outcome.status < 300:
             self._completions += 1
-            self._errors, self._errors_since, self._success_at = 0, None, self._now()
+            self._errors, self._errors_since = 0, None
+            # The engine's last byte, not the client's: a slow reader of an old answer says nothing of the engine.
+            last = None if request is None else request.last_byte_at
+            self._success_at = self._now() if last is None else last
         elif outcome.outcome is Outcome.FAILED and outcome.ended_by is EndedBy.ENGINE:
             self._errors += 1
-            self._errors_since = self._errors_since or self._now()
+            self._errors_since = self._now() if self._errors_since is None else self._errors_since
 
     def execution(self, request_id: str, state: ExecutionState, evidence: Evidence) -> None:
         """Pass on."""
@@ -84,16 +90,17 @@ class DoorAccount:
 
     def sample(self) -> DoorSample:
         """What the account says at this moment; costs one look at each open request."""
-        handed_over = [one for one in self._gate.open.values() if one.sent_at is not None and not one.upgrade]
-        silences = [one.last_byte_at or one.sent_at or one.admitted_at for one in handed_over]
-        last_bytes = [one.last_byte_at for one in self._gate.open.values() if one.last_byte_at is not None]
+        work = [one for one in self._gate.open.values() if not one.upgrade and not one.admin]
+        silences = [max(one.engine_since, one.last_byte_at or 0.0) for one in work if one.engine_since is not None]
+        moments = [self._success_at, *(one.last_byte_at for one in work)]
         return DoorSample(
             in_flight=self._gate.in_flight,
-            at_engine=len(handed_over),
+            at_engine=len(silences),
             silent_since=min(silences, default=None),
-            last_byte_at=max([*last_bytes, *([] if self._success_at is None else [self._success_at])], default=None),
+            last_byte_at=max((moment for moment in moments if moment is not None), default=None),
             completions=self._completions,
             engine_5xx=self._errors,
             engine_5xx_since=self._errors_since,
             last_success_at=self._success_at,
+            admin_calls=sum(one.admin for one in self._gate.open.values()),
         )

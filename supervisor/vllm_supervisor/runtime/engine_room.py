@@ -33,6 +33,7 @@ from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.plan import Plan
 from vllm_supervisor.core.probe import PROBE_ID_PREFIX
 from vllm_supervisor.runtime.incarnation import Body, Incarnation, Readiness
+from vllm_supervisor.runtime.memory_keeper import MemoryKeeper
 
 KEEP_ALIVE = 75  # seconds the engine keeps an idle connection of ours: longer than our pool does
 LAST_WORDS = 5.0  # seconds before its end in which a dying engine tells its clients itself (vLLM 0.32 needs 4)
@@ -57,6 +58,7 @@ class EngineRoom:
         tell: Callable[[Fact], None],
         forward: Callable[[Sequence[bytes]], None],
         requests_lost: Callable[[float], int],
+        memory: MemoryKeeper,
         log: Any,
     ) -> None:
         """`instance` and `run` mark the engine's processes; `forward` takes the engine's lines.
@@ -72,6 +74,7 @@ class EngineRoom:
         self._tell = tell
         self._forward = forward
         self._requests_lost = requests_lost
+        self._memory = memory
         self._log = log
         self.current: Incarnation | None = None
 
@@ -81,6 +84,7 @@ class EngineRoom:
         """Start incarnation `number` and everything that watches it."""
         try:
             home = self._home(number)
+            steps = self._beacon(home)
             address = self._address(number)
         except OSError as fault:
             sentence = f"{self._plan.run_dir} cannot hold the engine's sockets: {fault.strerror}"
@@ -96,7 +100,6 @@ class EngineRoom:
             rpc_directory=str(home),
             path_first=self._plan.path_first,
         )
-        steps = self._beacon(home)
         if steps is not None:
             env |= beacon.environment(steps, env)
         try:
@@ -108,9 +111,13 @@ class EngineRoom:
         group = self._cgroup.engine(number) if isinstance(self._cgroup, Cgroup) else self._cgroup
         if isinstance(group, EngineGroup):
             group = group.add(child.pid) or group
+        self._memory.engine_began(number, child.id, group.path if isinstance(group, EngineGroup) else None)
         tree = Tree(child.id, marker, spawned=children.owned, subreaper=self._subreaper)
-        body = Body(number, home, child, tree, group, steps, self._plan.config.engine.beacon == "require", address)
-        self.current = Incarnation(body, forward=self._forward, tell=self._tell, started_at=clock.monotonic())
+        asked = address if self._plan.listeners else None  # a headless node takes the option, and listens nowhere
+        body = Body(number, home, child, tree, group, steps, self._plan.config.engine.beacon == "require", asked)
+        self.current = Incarnation(
+            body, forward=self._forward, tell=self._tell, memory=self._memory, started_at=clock.monotonic()
+        )
         self._tell(facts.Spawned(child.pid))
         self._nursery.start_soon(self.current.run, self._readiness(number))
 
@@ -155,6 +162,7 @@ class EngineRoom:
         evidence = ended.evidence()
         self._clear(ended, killed)
         self.current = None
+        self._memory.engine_gone()
         self._tell(
             facts.SweepDone(evidence, self._requests_lost(max(ended.started_at, ended.going_since - LAST_WORDS)))
         )
@@ -190,7 +198,9 @@ class EngineRoom:
         if isinstance(body.group, EngineGroup):
             body.group.remove()
         if killed or removed.names or removed.kept:
-            self._log.warning("swept", sentence=f"the engine left something behind: {_left_behind(killed, removed)}")
+            # Workers regularly outlive the main process by a moment: that alone is nothing to be warned of.
+            say = self._log.warning if removed.names or removed.kept else self._log.info
+            say("swept", sentence=f"the engine left something behind: {_left_behind(killed, removed)}")
 
     # -- parts -------------------------------------------------------------------------------------------------------
 

@@ -24,8 +24,8 @@ from vllm_supervisor.core.front_door_settings import FrontDoorSettings
 from vllm_supervisor.core.http_semantics import RequestHead
 from vllm_supervisor.core.journal import Journal, RequestOutcome
 from vllm_supervisor.core.routes import Kind, Route
-from vllm_supervisor.core.words import Cut, Evidence, ExecutionState
-from vllm_supervisor.runtime.engine_links import EngineLinks
+from vllm_supervisor.core.words import Cut, Evidence, ExecutionState, Outcome
+from vllm_supervisor.runtime.engine_links import EngineLink, EngineLinks
 from vllm_supervisor.runtime.link import Link
 from vllm_supervisor.runtime.pump import Pump
 from vllm_supervisor.runtime.relay import Relay
@@ -47,13 +47,14 @@ class Desk:
     retry_after: Callable[[Rejection], int]
     now: Callable[[], float]
     closing: Callable[[], bool]
-    opened: trio.lowlevel.ParkingLot  # where held requests wait for admission to open
+    changed: trio.lowlevel.ParkingLot  # where held requests wait for admission to open, or to close for good
 
 
 class Exchange:
     """One request of one client. `over` is called once, when it is refused (with None) or has ended (with its relay)."""
 
     __slots__ = (
+        "_admin",
         "_body",
         "_client",
         "_desk",
@@ -75,6 +76,7 @@ class Exchange:
         self._client = client
         self._head = head
         self._request_class = route.request_class
+        self._admin = route.admin
         self._ledgered = route.kind is Kind.GATED
         self._over = over
         self._body = b""
@@ -90,6 +92,7 @@ class Exchange:
         if not isinstance(admitted, Rejection):
             return self._enter(admitted)
         if self._desk.settings.hold and admitted.code in _HOLDABLE:
+            self._client.on_bytes = self._keep
             return False
         self._refuse(admitted)
         return True
@@ -130,10 +133,15 @@ class Exchange:
     def _admit(self) -> OpenRequest | Rejection:
         desk = self._desk
         if self._ledgered:
-            return desk.gate.admit(self._request_class, desk.pump.now)
+            return desk.gate.admit(self._request_class, desk.pump.now, admin=self._admin)
         if desk.upstreams.address is None:
             return self._not_up()
         return desk.gate.pass_through(desk.pump.now)
+
+    def _keep(self, data: bytes) -> None:
+        """Keep what a held client sends of its body, about one read of it."""
+        self._body += data
+        self._client.pause()
 
     def _not_up(self) -> Rejection:
         rejection = self._desk.gate.check()
@@ -148,7 +156,7 @@ class Exchange:
         with trio.move_on_after(desk.settings.hold) as scope:
             self._client.on_gone = lambda _clean: scope.cancel()
             while isinstance(admitted, Rejection) and admitted.code in _HOLDABLE:
-                await desk.opened.park()
+                await desk.changed.park()
                 admitted = self._admit()
         return admitted
 
@@ -203,6 +211,7 @@ class Exchange:
 
     async def _connect(self, relay: Relay) -> None:
         """Send the request on a new connection."""
+        engine: EngineLink | None = None
         try:
             with trio.CancelScope() as self._scope:
                 engine = await self._desk.links.connect()
@@ -211,6 +220,8 @@ class Exchange:
             return
         finally:
             self._scope = None
+        if engine is None:  # the exchange has ended meanwhile, and with it the waiting
+            return
         if relay.ending is not None:
             engine.close()
             return
@@ -248,13 +259,13 @@ class Exchange:
         ending = relay.ending or Ending.STOPPED
         meaning = MEANINGS[ending]
         verdict = Judgement(meaning.outcome, meaning.why)
-        running = False
+        judged = None
         if relay.judge is not None:
             judged = relay.judge.judge()
-            running = judged.running
+            request.engine_id = judged.engine_id or request.engine_id
             verdict = judged if ending is Ending.ANSWERED else Judgement(meaning.outcome, meaning.why, judged.marker)
         journal = self._desk.journal
-        journal.execution(request.id, *_execution(relay, ending, running=running))
+        journal.execution(request.id, *_execution(relay, ending, judged))
         first = request.first_byte_at
         journal.outcome(
             RequestOutcome(
@@ -273,12 +284,18 @@ class Exchange:
         )
 
 
-def _execution(relay: Relay, ending: Ending, *, running: bool) -> tuple[ExecutionState, Evidence]:
-    """Say what the exchange knows of the engine's work; what comes later is the ledger's to add."""
+def _execution(relay: Relay, ending: Ending, judged: Judgement | None) -> tuple[ExecutionState, Evidence]:
+    """Say what the exchange knows of the engine's work; what comes later is the ledger's to add.
+
+    A whole answer that tells an error or an abort says that the work has stopped, not that it was completed.
+    """
     if not relay.sent_any:
         return ExecutionState.NOT_STARTED, Evidence.NONE
     if ending is Ending.ANSWERED or relay.answered:
-        return (ExecutionState.RUNNING if running else ExecutionState.COMPLETED), Evidence.ANSWER
+        if judged is not None and judged.running:
+            return ExecutionState.RUNNING, Evidence.ANSWER
+        stopped = judged is not None and judged.outcome is not Outcome.COMPLETED
+        return (ExecutionState.CONFIRMED_STOPPED if stopped else ExecutionState.COMPLETED), Evidence.ANSWER
     return ExecutionState.RUNNING, Evidence.CONNECTION_CLOSED
 
 

@@ -23,6 +23,7 @@ class Hands:
         document: Callable[[], None],
         enter: Callable[[Phase], None],
         save_evidence: Callable[[str], None],
+        await_memory: Callable[[float], None],
         background: Callable[[], list[tuple[str, float]]],
         awaited: Callable[[], bool],
         leaving: Callable[[], bool],
@@ -30,8 +31,9 @@ class Hands:
     ) -> None:
         """`record` says an event once; `document` writes down how everything ended and then tells `Documented`.
 
-        `enter` takes the new phase; `save_evidence` writes a bundle and then tells `EvidenceSaved`. `background` lists
-        the answered requests that run on (id, admitted at); `awaited` says whether the engine may still confirm an end.
+        `enter` takes the new phase; `save_evidence` writes a bundle for a cause and then tells `EvidenceSaved`. `background`
+        lists the answered requests that run on (id, admitted at); `awaited` says whether the engine may still confirm an end.
+        `await_memory` waits until the moment it is given at most, and then tells whether there is memory for an engine.
         """
         self._gate = gate
         self._room = room
@@ -40,6 +42,7 @@ class Hands:
         self._document = document
         self._enter = enter
         self._save_evidence = save_evidence
+        self._await_memory = await_memory
         self._now = now
         self._background = background
         self._awaited = awaited
@@ -53,6 +56,8 @@ class Hands:
         match order:
             case orders.Sweep():
                 self._room.sweep()
+            case orders.AwaitMemory(until=until):
+                self._await_memory(until)
             case orders.Spawn(incarnation=number):
                 self._room.spawn(number)
             case orders.Terminate():
@@ -73,8 +78,8 @@ class Hands:
                 self._record(order)
             case orders.EnterPhase(phase=phase):
                 self._enter(phase)
-            case orders.SaveEvidence(sentence=sentence):
-                self._save_evidence(sentence)
+            case orders.SaveEvidence(cause=cause):
+                self._save_evidence(cause)
             case orders.Document():
                 self._document()
             case orders.End():

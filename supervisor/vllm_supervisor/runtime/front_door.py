@@ -64,8 +64,9 @@ class FrontDoor:
         self._now = now
         self._connections: set[Connection] = set()
         self._links = EngineLinks(self._pump, engine, now)
-        self._opened = trio.lowlevel.ParkingLot()
-        gate.on_open(self._admission_opened)
+        self._changed = trio.lowlevel.ParkingLot()
+        gate.on_open(self._admission_changed)
+        gate.on_close(self._admission_changed)
         desk = Desk(
             gate=gate,
             journal=journal,
@@ -76,7 +77,7 @@ class FrontDoor:
             retry_after=retry_after,
             now=now,
             closing=lambda: self._closing,
-            opened=self._opened,
+            changed=self._changed,
         )
         router = Router(
             root_path=settings.root_path,
@@ -105,8 +106,8 @@ class FrontDoor:
         """From now on every answer ends its connection; requests that come late still get their refusal."""
         self._closing = True
 
-    def _admission_opened(self) -> None:
-        self._opened.unpark_all()
+    def _admission_changed(self) -> None:
+        self._changed.unpark_all()
 
     @property
     def connections(self) -> int:

@@ -27,6 +27,7 @@ from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.load_progress import LoadProgress
 from vllm_supervisor.core.probe import Reach, ReadyCheck, ReadyResult
 from vllm_supervisor.core.proc import ProcessId
+from vllm_supervisor.runtime.memory_keeper import MemoryKeeper
 
 TITLES = "VLLM::"  # what vLLM's processes call themselves; asked only of processes that are proven members
 LOOK_EVERY = 1.0  # seconds between looks at a loading engine's tree
@@ -68,7 +69,13 @@ class Incarnation:
     """A running engine, from its spawn to the last byte of its output."""
 
     def __init__(
-        self, body: Body, *, forward: Callable[[Sequence[bytes]], None], tell: Callable[[Fact], None], started_at: float
+        self,
+        body: Body,
+        *,
+        forward: Callable[[Sequence[bytes]], None],
+        tell: Callable[[Fact], None],
+        memory: MemoryKeeper,
+        started_at: float,
     ) -> None:
         """`forward` takes the engine's lines, `tell` the facts; `started_at` in monotonic seconds."""
         self.body = body
@@ -77,6 +84,7 @@ class Incarnation:
         self.ready = False
         self.started_at = started_at
         self._tell = tell
+        self._memory = memory
         self._pump = Pump(body.child.stdout, body.child.stderr, forward=forward, on_line=self._line)
         self._watched: dict[ProcessId, str] = {}  # its parts, by name
         self._segments = leftovers.Segments()
@@ -97,6 +105,7 @@ class Incarnation:
                 watchers.cancel_scope.cancel()
             self._ended_at = clock.monotonic()
             self._goes()
+            self._memory.hear()  # if the guard killed it, that is to be known before the end it made
             self._tell(facts.Exited(raw))
             self._over.set()
             # What is left of the tree may hold the pipes open: the sweep ends it, and then this ends.
@@ -144,9 +153,12 @@ class Incarnation:
         block = self.log.error(since)
         space = leftovers.shm_space()
         killed = self.body.group.oom_kills() if isinstance(self.body.group, EngineGroup) else 0
+        pids = {self.body.child.pid, *(one.pid for one in self._watched)}
         return ExitEvidence(
             first_error="" if block is None else "\n".join(block.lines),
             oom_kills=killed if isinstance(killed, int) else 0,
+            kernel_log=self._memory.kernel_said(pids),
+            unified_memory=self._memory.on,
             shm_used=None if space is None or not space.total else 1 - space.available / space.total,
         )
 
@@ -176,6 +188,7 @@ class Incarnation:
     def _look(self, nursery: trio.Nursery, *, segments: bool) -> None:
         """Watch the parts that are new, those too that ended before they were seen; with `segments` note their memory."""
         members = self.body.tree.look()
+        self._memory.engine_seen(member.id for member in members if not member.dead)
         for member in members:
             if member.id not in self._watched and member.id != self.body.child.id and member.name.startswith(TITLES):
                 self._watched[member.id] = member.name

@@ -161,9 +161,7 @@ class LedgerJournal:
         for change in changes:  # written with the outcome that follows, in one go
             if change.state in FINAL:
                 self._final.add(request_id)
-            self._held.append(
-                self._lines.execution(self._incs[request_id], request_id, change.state, change.evidence)
-            )
+            self._held.append(self._lines.execution(self._incs[request_id], request_id, change.state, change.evidence))
 
     def rejected(self, request_class: RequestClass, reason: str) -> None:
         """Count a refusal."""

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_supervisor.core import exposition, restart
+from vllm_supervisor.core import exposition, memory_view, restart
 from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.exposition import Snapshot
-from vllm_supervisor.core.health_metrics import health_metrics
 from vllm_supervisor.core.ledger_summary import summarize_run
 from vllm_supervisor.core.lifecycle import Node, Policy, State, engine_state
+from vllm_supervisor.core.memory_view import MemoryPicture
 from vllm_supervisor.core.words import EngineState, Outcome, Verdict
 from vllm_supervisor.runtime.engine_room import EngineRoom
 from vllm_supervisor.runtime.journal import LedgerJournal
@@ -62,7 +62,7 @@ class Picture:
         journal: LedgerJournal,
         policy: Policy,
         now: Callable[[], float],
-        available_bytes: Callable[[], int | None],
+        memory: Callable[[], MemoryPicture],
         watch: Watch,
     ) -> None:
         """`now` gives monotonic seconds."""
@@ -73,7 +73,7 @@ class Picture:
         self._journal = journal
         self._policy = policy
         self._now = now
-        self._available_bytes = available_bytes
+        self._memory = memory
         self._watch = watch
 
     def status(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Picture:
             "executions": {state.value: count for state, count in self._journal.executions.items()},
             "ledger": self._ledger(),
             "drain": self._drain(state, now),
-            "memory": {"available_bytes": self._available_bytes(), "floor_bytes": None, "pressure": None},
+            "memory": memory_view.status(self._memory(), now),
         }
 
     def ledger_summary(self) -> dict[str, Any]:
@@ -124,7 +124,8 @@ class Picture:
         """What our part of `GET /metrics` is."""
         state, identity, requests, now = self._state(), self._identity, self._journal.requests, self._now()
         judged = self._watch.judgement
-        ours = exposition.render(
+        watch = self._watch
+        return exposition.render(
             Snapshot(
                 version=identity.version,
                 name=identity.name,
@@ -144,14 +145,16 @@ class Picture:
                 budget_max=self._policy.restart.max,
                 uptime_s=now - identity.began,
                 incarnation=state.incarnation,
+                verdict_age_s=None if judged is None else now - judged.since,
+                progress_age_s=None if judged is None else _since(judged.progress_at, now),
+                tokens_per_s=None if judged is None else judged.tokens_per_s,
+                steps_per_s=None if judged is None else judged.steps_per_s,
+                beacons=len(watch.beacons),
+                probes=watch.probes,
+                scrapes=watch.scrapes,
                 ledger=self._journal.health,
+                memory=memory_view.numbers(self._memory()),
             )
-        )
-        if judged is None:
-            return ours
-        watch = self._watch
-        return ours + exposition.render_metrics(
-            health_metrics(judged, now, probes=watch.probes, scrapes=watch.scrapes, beacons=len(watch.beacons))
         )
 
     def _health(self, state: State, now: float) -> dict[str, Any]:

@@ -4,6 +4,9 @@ Rules:
 * Everything here is plain code called by the pump; `over` is called at the end, from wherever it came.
 * Each read is passed on at once: head first, then body pieces as they come, and judged after they have gone out.
 * Both directions have back-pressure: who cannot be written to stops the other side from being read.
+* Whose turn it is stands in the request at any time: the engine's once it has the whole request (or takes no more of
+  it), until its answer is whole or the client takes no more. What shows work is a byte of a good answer's body, but
+  not a comment of an event stream: vLLM's front end can send those while its engine hangs (`--sse-keep-alive-interval`).
 * A relay ends exactly once, with one `Ending`. At any end but a clean one the engine's connection is closed on the
   spot, since that is what stops the engine's work.
 """
@@ -16,6 +19,7 @@ from vllm_supervisor.core.admission import OpenRequest
 from vllm_supervisor.core.chunked import ChunkError
 from vllm_supervisor.core.completion import Judge, judge_for
 from vllm_supervisor.core.ending import MEANINGS, Ending
+from vllm_supervisor.core.event_lines import only_comments
 from vllm_supervisor.core.front_door_settings import FrontDoorSettings
 from vllm_supervisor.core.http_semantics import (
     BadAnswerError,
@@ -68,6 +72,7 @@ class Relay:
         self._chunked_out = False
         self._tail = b""  # the last bytes of the answer's body: is the client between two events?
         self._tunnel = False
+        self._good = False  # the answer's status is a success
         self._deadline = request.admitted_at + settings.request_deadline if settings.request_deadline else 0.0
         self.head = head
         self.judge: Judge | None = None
@@ -110,6 +115,7 @@ class Relay:
             self._client.pause()
         else:
             self._client.resume()
+        self._take_turns()
         return True
 
     # -- client to engine --------------------------------------------------------------------------------------
@@ -125,6 +131,7 @@ class Relay:
                 self._client.pause()
         if self._upload.rest or len(self._first) > _EARLY_BYTES:
             self._client.pause()
+        self._take_turns()
 
     def _feed_upload(self, data: bytes) -> bytes:
         self._uploaded_at = self._pump.now
@@ -137,6 +144,7 @@ class Relay:
         return b""
 
     def _engine_drained(self) -> None:
+        self._take_turns()
         if not self._upload.rest:
             self._client.resume()
 
@@ -159,8 +167,9 @@ class Relay:
             self.end(Ending.ENGINE_FAILED)
             return
         body = answer.take_body()
-        self._request.last_byte_at = self._pump.now
         if body:
+            if self._good and not (self._request.stream and only_comments(body)):
+                self._request.last_byte_at = self._pump.now
             out += b"%x\r\n%b\r\n" % (len(body), body) if self._chunked_out else body
             self.bytes_out += len(body)
             self._tail = body[-4:] if len(body) >= 4 else (self._tail + body)[-4:]
@@ -174,6 +183,7 @@ class Relay:
             self._answer_complete()
         elif self._client.outbox and self._engine is not None:
             self._engine.pause()
+            self._take_turns()
 
     def _start_answer(self) -> bytes:
         """Return the head for the client once the engine's is complete; before that, interim heads or nothing."""
@@ -198,6 +208,7 @@ class Relay:
         self._chunked_out = open_ended and not old
         self.must_reset = open_ended and old
         self.status = head.status
+        self._good = head.status < 300
         ledger_id = None
         if self._ledgered:
             ledger_id = request.id.encode()
@@ -212,6 +223,8 @@ class Relay:
             self._open_tunnel()
         elif not self._client.outbox:
             self.end(Ending.ANSWERED)
+        else:
+            self._take_turns()
 
     def _client_drained(self) -> None:
         engine = self._engine
@@ -221,6 +234,16 @@ class Relay:
             self.end(Ending.ANSWERED)  # the tunnel's last bytes have gone out
         elif engine is not None:
             engine.resume()
+            self._take_turns()
+
+    def _take_turns(self) -> None:
+        """Note whose move is the next."""
+        engine, request = self._engine, self._request
+        waits = engine is not None and (self._upload.complete or bool(engine.outbox))
+        if not waits or self._answer.complete or self._client.outbox:
+            request.engine_since = None
+        elif request.engine_since is None:
+            request.engine_since = self._pump.now
 
     def _engine_gone(self, clean: bool) -> None:
         answer = self._answer
@@ -254,7 +277,6 @@ class Relay:
     def _pass(self, data: bytes) -> None:
         self._client.write(data)
         self.bytes_out += len(data)
-        self._request.last_byte_at = self._pump.now
         if self._client.outbox and self._engine is not None:
             self._engine.pause()
 

@@ -5,33 +5,18 @@ Rules:
 * Whatever happens in here, the engine's processes do not outlive it: a fault of ours kills the tree on its way out.
 """
 
-import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import psutil
 import trio
 
-from vllm_supervisor import __version__
 from vllm_supervisor.adapters import clock, control_server
-from vllm_supervisor.adapters.cgroup import Cgroup, Unavailable
-from vllm_supervisor.adapters.output import Output
-from vllm_supervisor.adapters.sd_notify import Notifier
-from vllm_supervisor.adapters.signals import Signals
-from vllm_supervisor.adapters.terminal import StatusLine
-from vllm_supervisor.adapters.tls import Certificates
 from vllm_supervisor.adapters.upstream import Upstreams
 from vllm_supervisor.core import facts, orders, timeouts
 from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.events import Events
-from vllm_supervisor.core.front_door_settings import FrontDoorSettings
 from vllm_supervisor.core.ledger import RequestIds
-from vllm_supervisor.core.lifecycle import ImpossibleFact, Node, Policy, State
+from vllm_supervisor.core.lifecycle import ImpossibleFact, Node, State
 from vllm_supervisor.core.own_status import OwnStatus
-from vllm_supervisor.core.plan import Plan
-from vllm_supervisor.core.situation import HealthPolicy
 from vllm_supervisor.core.words import Phase
 from vllm_supervisor.runtime.answers import Answers
 from vllm_supervisor.runtime.closing import Books, close_lost_runs
@@ -41,55 +26,22 @@ from vllm_supervisor.runtime.engine_room import KEEP_ALIVE, EngineRoom
 from vllm_supervisor.runtime.execute import Hands
 from vllm_supervisor.runtime.front_door import FrontDoor
 from vllm_supervisor.runtime.incidents import Incidents
-from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.ledger_guard import LedgerGuard
-from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 from vllm_supervisor.runtime.loop import Loop
-from vllm_supervisor.runtime.picture import Identity, Picture
+from vllm_supervisor.runtime.memory_keeper import MemoryKeeper
+from vllm_supervisor.runtime.picture import Picture
 from vllm_supervisor.runtime.reload import Reload
 from vllm_supervisor.runtime.service import ServiceManager
 from vllm_supervisor.runtime.show import Show
 from vllm_supervisor.runtime.take_signals import Hearing, take_signals
 from vllm_supervisor.runtime.testimony import Testimony
 from vllm_supervisor.runtime.watch import Watch
+from vllm_supervisor.runtime.world import LEDGER, World, door_settings, health_policy, identity
 
-LEDGER = "ledger"  # the ledgers' directory in the state directory
 INCIDENTS = "incidents"  # and that of the evidence bundles
 TICK = 1.0  # seconds between the small chores: refusals of a second, what is shown of a load, the service manager
 
 SERVING = (Node.READY, Node.EXAMINING, Node.EMPTYING, Node.CUTTING)
-
-
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """A socket of the public address, bound and listening, and its address for people."""
-
-    sock: socket.socket
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """Everything the composition root has made for one run."""
-
-    plan: Plan
-    run: str
-    instance: str
-    signals: Signals
-    hangup_ignored: bool
-    listeners: Sequence[Listener]
-    certificates: Certificates | None  # None: plain HTTP
-    control: socket.socket
-    output: Output
-    terminal: tuple[StatusLine, Output] | None
-    hangs_up: bool  # we have a controlling terminal, whose end is told to us by HUP
-    log: Any
-    writer: LedgerWriter
-    journal: LedgerJournal
-    subreaper: bool
-    cgroup: Cgroup | Unavailable
-    notifier: Notifier
-    policy: Policy
 
 
 class Supervisor:
@@ -108,6 +60,14 @@ class Supervisor:
         self._gate = Gate(limit=plan.config.front_door.max_in_flight, new_id=RequestIds(world.run))
         self._loop = Loop(world.policy, now=clock.monotonic, on_fault=self._on_impossible)
         self._engine = Upstreams()
+        self._memory = MemoryKeeper(
+            world.memory,
+            nursery=nursery,
+            state=lambda: self._loop.state,
+            gate=self._gate,
+            tell=self._loop.tell,
+            record=self._record,
+        )
         self._room = EngineRoom(
             plan,
             nursery=nursery,
@@ -118,6 +78,7 @@ class Supervisor:
             tell=self._loop.tell,
             forward=world.output.put,
             requests_lost=lambda since: self._account.lost_since(since),  # noqa: PLW0108 - it is made further down
+            memory=self._memory,
             log=world.log,
         )
         self._hands = Hands(
@@ -127,7 +88,8 @@ class Supervisor:
             tell=self._loop.tell,
             document=lambda: nursery.start_soon(self._write_down),
             enter=self._enter,
-            save_evidence=lambda cause: nursery.start_soon(self._examine, cause),
+            save_evidence=self._save_evidence,
+            await_memory=self._memory.await_memory,
             background=world.journal.in_background,
             awaited=lambda: self._testimony.awaited,
             leaving=lambda: self._loop.state.leaving,
@@ -156,12 +118,7 @@ class Supervisor:
             account=self._account,
             journal=world.journal,
             testimony=self._testimony,
-            policy=HealthPolicy(
-                waits=health.waits,
-                waits_slow=health.waits_slow,
-                compile_extension=health.compile_extension,
-                failing_after=health.failing_after,
-            ),
+            policy=health_policy(plan),
             interval=health.interval,
             probe_interval=health.probe_interval,
             api_key=plan.api_key,
@@ -169,22 +126,14 @@ class Supervisor:
             say=self._say,
         )
         self._picture = Picture(
-            Identity(
-                version=__version__,
-                name=plan.name,
-                run=world.run,
-                pid=world.journal.identity.pid,
-                began=clock.monotonic(),
-                release=world.journal.identity.release,
-                listeners=tuple(listener.address for listener in world.listeners),
-            ),
+            identity(world),
             state=lambda: self._loop.state,
             gate=self._gate,
             room=self._room,
             journal=world.journal,
             policy=world.policy,
             now=clock.monotonic,
-            available_bytes=lambda: psutil.virtual_memory().available,
+            memory=self._memory.picture,
             watch=self._watch,
         )
         self._books = Books(
@@ -201,12 +150,18 @@ class Supervisor:
             current=lambda: self._room.current,
             background=lambda: self._journal.background,
             limits=world.policy.limits,
+            waits_for=lambda: self._memory.waiting,
         )
         self._incidents = Incidents(
             plan.state_dir / INCIDENTS,
             run=world.run,
             gate=self._gate,
+            room=self._room,
             watch=self._watch,
+            memory=self._memory.recent,
+            nursery=nursery,
+            tell=self._loop.tell,
+            say=self._say,
             search_path=plan.environ.get("PATH", ""),
             keep=plan.config.incidents.keep,
             max_size=plan.config.incidents.max_size,
@@ -234,7 +189,11 @@ class Supervisor:
             self._start_tasks()
             sockets = [listener.sock for listener in world.listeners]
             await self._nursery.start(partial(self._front_door().serve, sockets))
-            self._say("listening", f"listening on {', '.join(listener.address for listener in world.listeners)}")
+            where = ", ".join(listener.address for listener in world.listeners)
+            self._say("listening", f"listening on {where}" if where else "no front door: a headless node has no HTTP")
+            if world.max_connections < world.plan.config.front_door.max_connections:
+                said = f"front_door.max_connections is held to {world.max_connections}: the limit of open files is low"
+                self._say("few_descriptors", f"{said} (ulimit -n, LimitNOFILE=)", "warning")
             planned = timeouts.plan(world.policy.limits)
             if planned.outer is not None:
                 self._say("stop_plan", f"for a stop: {planned.sentence}", "info" if planned.fits else "warning")
@@ -249,6 +208,7 @@ class Supervisor:
 
     def _start_tasks(self) -> None:
         world, nursery = self._world, self._nursery
+        planned = timeouts.plan(world.policy.limits)
         control = Control(
             status=self._picture.status,
             state=lambda: self._loop.state,
@@ -261,13 +221,14 @@ class Supervisor:
             say=self._say,
             look_now=self._watch.look_now,
             drain_budget=world.policy.limits.drain,
+            hook_budget=planned.propagation + planned.drain,
         )
         hearing = Hearing(
             state=lambda: self._loop.state,
             tell=self._loop.tell,
             say=self._say,
             forward=lambda signum: self._room.current is not None and self._room.current.body.child.send(signum),
-            evidence=lambda cause: nursery.start_soon(self._write_bundle, cause),
+            evidence=self._incidents.on_quit,
             reload=self._reload.asked,
         )
         nursery.start_soon(control_server.serve, world.control, control, self._on_control_fault)
@@ -283,30 +244,16 @@ class Supervisor:
         )
         nursery.start_soon(self._tick)
         nursery.start_soon(self._watch.run)
+        nursery.start_soon(self._memory.run)
         nursery.start_soon(self._testimony.run)
         nursery.start_soon(self._service.feed_watchdog)
 
     def _front_door(self) -> FrontDoor:
-        plan = self._world.plan
-        config = plan.config.front_door
         certificates = self._world.certificates
         return FrontDoor(
             gate=self._gate,
             journal=self._account,
-            settings=FrontDoorSettings(
-                max_connections=config.max_connections,
-                max_head=config.max_head,
-                max_body=config.max_body,
-                head_timeout=config.head_timeout,
-                body_timeout=config.body_timeout,
-                idle_timeout=config.idle_timeout,
-                client_stall_timeout=config.client_stall_timeout,
-                request_deadline=config.request_deadline,
-                hold=config.hold,
-                health=config.health,
-                allow_paths=config.allow_paths,
-                root_path=plan.root_path,
-            ),
+            settings=door_settings(self._world),
             engine=self._engine,
             view=self._answers.view,
             exposition=self._picture.exposition,
@@ -371,16 +318,8 @@ class Supervisor:
         if self._loop.state.drain.withdrawn_at is not None:
             self._loop.tell(facts.LateRequest())
 
-    async def _examine(self, cause: str) -> None:
-        """Write the bundle of an engine that is condemned, then let it go."""
-        await self._write_bundle(cause)
-        self._loop.tell(facts.EvidenceSaved())
-
-    async def _write_bundle(self, cause: str) -> None:
-        said, problems = await self._incidents.write(cause, self._loop.state.incarnation, self._room.current)
-        self._say("incident", said)
-        if problems:
-            self._say("incident_gaps", "; ".join(problems), "warning")
+    def _save_evidence(self, cause: str) -> None:
+        self._incidents.save(cause)
 
     async def _recover(self) -> None:
         directory = self._world.plan.state_dir / LEDGER
@@ -395,8 +334,8 @@ class Supervisor:
     async def _write_down(self) -> None:
         state = self._loop.state
         _, line = await self._books.close(state, self._hands.cut, self._world.policy.limits.documentation)
-        # The last line on a terminal is the one that is read: it says why we gave up.
-        self._say("ended", f"{line}; gave up: {state.problem}" if state.give_up_status else line)
+        # The last line on a terminal is the one that is read: it begins with why we gave up.
+        self._say("ended", f"gave up: {state.problem}; {line}" if state.give_up_status else line)
         self._loop.tell(facts.Documented())
 
     # -- faults of ours ----------------------------------------------------------------------------------------------

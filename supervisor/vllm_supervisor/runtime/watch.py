@@ -4,8 +4,10 @@ Rules:
 * It never uses what it watches: reads of /metrics, /proc and the beacon cost the engine nothing, and a probe is sent
   only where nothing runs.
 * A slow scrape holds up no look: it runs beside, one at a time, and its sample counts when it arrives.
-* Only two things are told to the lifecycle: that an engine is condemned, and nothing else. What else a verdict changes
-  (admission while asleep or paused, readiness while degraded) is done here, and each change of verdict is said once.
+* The lifecycle is told one thing: that an engine is condemned. What else a verdict changes (admission while asleep or
+  paused, or while a probe settles whether it fails) is done here, and each change of verdict is said once.
+* Our own lateness is measured at every look, a suspended machine included: what was not watched counts for nothing.
+* Whoever asks for a look gets one, but not two within a second, and never moves the regular ones.
 """
 
 import time
@@ -17,16 +19,17 @@ import trio
 from vllm_supervisor.adapters import clock, engine_probe
 from vllm_supervisor.adapters.engine_processes import process_sample
 from vllm_supervisor.core import facts, probe_policy
+from vllm_supervisor.core.address import Address
 from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.health import Judgement, Memory, judge
 from vllm_supervisor.core.lifecycle import Node, State
 from vllm_supervisor.core.metrics_scan import metrics_sample
-from vllm_supervisor.core.probe import ProbeResult
+from vllm_supervisor.core.probe import IS_PAUSED_PATH, ProbeResult, Reach, says_paused
 from vllm_supervisor.core.probe_policy import ProbeOrder, ProbeView
 from vllm_supervisor.core.samples import BeaconSample, MetricsSample, Observation
 from vllm_supervisor.core.situation import HealthPolicy
-from vllm_supervisor.core.words import ClosedReason, Verdict
+from vllm_supervisor.core.words import ClosedReason, Verdict, verdict_line
 from vllm_supervisor.runtime.door_account import DoorAccount
 from vllm_supervisor.runtime.incarnation import Incarnation
 from vllm_supervisor.runtime.journal import LedgerJournal
@@ -35,7 +38,10 @@ from vllm_supervisor.runtime.testimony import Testimony
 
 SAMPLES_KEPT = 20
 SCRAPE_WITHIN = 30.0  # seconds: a saturated front end needs long, and that is no failure
+ASKED_APART = 1.0  # seconds between looks that somebody asks for
+JUDGED = {Node.READY, Node.EXAMINING, Node.EMPTYING, Node.CUTTING}  # requests may be at the engine
 CONDEMNING = {Verdict.STUCK, Verdict.FAILING}
+UNREADY = {Verdict.DEGRADED, Verdict.FAILING, Verdict.UNREACHABLE}  # readiness is off
 CLOSING = {Verdict.ASLEEP: ClosedReason.ASLEEP, Verdict.PAUSED: ClosedReason.PAUSED}
 QUIET = {Verdict.IDLE, Verdict.BUSY}  # going from one to the other is no news
 
@@ -77,8 +83,10 @@ class Watch:
         self._prober: Prober | None = None
         self._scraping = False
         self._scraped: MetricsSample | None = None
-        self._due = 0.0
+        self._paused: bool | None = None
+        self._tells_pause = True
         self._offset = 0.0
+        self._settling = False  # admission is closed for a probe that is to settle `failing`
         self._wanted = trio.Event()
         self.samples: deque[Observation] = deque(maxlen=SAMPLES_KEPT)
         self.judgement: Judgement | None = None
@@ -89,29 +97,30 @@ class Watch:
 
     async def run(self) -> None:
         """Look every interval, and at once when somebody asks."""
-        self._due, self._offset = clock.monotonic() + self._interval, _suspended()
+        looked, self._offset = clock.monotonic(), _suspended()
+        due = looked + self._interval
         async with trio.open_nursery() as nursery:
             while True:
                 self._wanted = trio.Event()
-                with trio.move_on_after(max(0.0, self._due - clock.monotonic())):  # the clock ran on since it was set
+                with trio.move_on_after(max(0.0, due - clock.monotonic())):  # the clock ran on since it was set
                     await self._wanted.wait()
                 now = clock.monotonic()
-                late = max(0.0, now - self._due)
-                if now >= self._due:  # a look that was asked for leaves the next tick where it is
-                    self._due += self._interval
-                    if self._due < now:  # a late tick is not made up for by a burst
-                        self._due = now + self._interval
-                self._look(nursery, late + self._slept())
+                if now < due and now - looked < ASKED_APART:
+                    continue
+                self._look(nursery, max(0.0, now - due) + self._slept())
+                looked = now
+                if now >= due:  # a late one is not made up for by a burst
+                    due = due + self._interval if due + self._interval > now else now + self._interval
 
     def look_now(self) -> None:
-        """Look at once instead of at the next tick."""
+        """Look at once, unless that was done within the last second."""
         self._wanted.set()
 
     # -- one look ----------------------------------------------------------------------------------------------------
 
     def _look(self, nursery: trio.Nursery, late: float) -> None:
         current, state, now = self._current(), self._state(), clock.monotonic()
-        if current is None or state.ready_at is None or state.node not in (Node.READY, Node.EXAMINING):
+        if current is None or state.ready_at is None or state.node not in JUDGED:
             self.forget()
             return
         if current is not self._watched:
@@ -128,6 +137,8 @@ class Watch:
     def _observe(self, current: Incarnation, ready_at: float, prober: Prober, now: float, late: float) -> Observation:
         main = current.body.child.id.pid
         self.beacons = self._testimony.read()
+        if self.beacons:  # for requests whose id names none of the scheduler's
+            self._journal.counts(sum(one.running + one.waiting for one in self.beacons), now)
         scraped, self._scraped = self._scraped, None
         return Observation(
             at=now,
@@ -138,6 +149,7 @@ class Watch:
             door=self._account.sample(),
             processes=process_sample(main, [member.id.pid for member in current.body.tree.look()]),
             probe=prober.sample,
+            paused=self._paused,
             late=late,
         )
 
@@ -162,6 +174,8 @@ class Watch:
         for reason in CLOSING.values():
             self._gate.reopen(reason)
         self._watched = self._prober = self._scraped = self.judgement = None
+        self._settling = False  # whatever ended the judgement owns the gate now
+        self._paused, self._tells_pause = None, True
         self.beacons = ()
 
     def _change(self, judgement: Judgement) -> None:
@@ -171,19 +185,30 @@ class Watch:
         was = None if before is None else before.verdict
         if judgement.verdict is not was and not (judgement.verdict in QUIET and (was is None or was in QUIET)):
             level = "info" if judgement.verdict in QUIET else "warning"
-            self._say("verdict", f"{judgement.verdict.value}: {judgement.sentence}", level)
+            self._say("verdict", verdict_line(judgement.verdict, judgement.sentence), level)
         for verdict, reason in CLOSING.items():
             if judgement.verdict is verdict:
                 self._gate.close(reason, judgement.sentence)
             else:
                 self._gate.reopen(reason)
-        # A client that keeps asking would keep the probe away that is to settle this.
-        if judgement.verdict is Verdict.FAILING:
-            self._gate.close(ClosedReason.RESTARTING, judgement.sentence)
-        elif was is Verdict.FAILING:
-            self._gate.reopen(ClosedReason.RESTARTING)
-        if judgement.confirmed and judgement.verdict in CONDEMNING and self._state().node is Node.READY:
+        if self._state().node is not Node.READY:
+            return
+        self._settle(judgement)
+        if judgement.confirmed and judgement.verdict in CONDEMNING:
             self._tell(facts.Condemned(judgement.sentence, failing=judgement.verdict is Verdict.FAILING))
+
+    def _settle(self, judgement: Judgement) -> None:
+        """Close admission while the engine fails: clients that keep asking would keep the probe away that settles it.
+
+        Where no probe can be sent, their requests are the only ones that can find it well again: they go on.
+        """
+        can_probe = self._probe_interval > 0 and self._prober is not None and self._prober.possible
+        wanted = judgement.verdict is Verdict.FAILING and (judgement.confirmed or can_probe)
+        if wanted:
+            self._gate.close(ClosedReason.RESTARTING, judgement.sentence)
+        elif self._settling:
+            self._gate.reopen(ClosedReason.RESTARTING)
+        self._settling = wanted
 
     # -- signals that take time --------------------------------------------------------------------------------------
 
@@ -197,6 +222,8 @@ class Watch:
         try:
             assert current.body.address is not None  # noqa: S101 - asked by `_scrape`
             reply = await engine_probe.metrics(current.body.address, timeout=SCRAPE_WITHIN)
+            if current is self._watched and self._tells_pause and not self.beacons:
+                await self._ask_paused(current.body.address)
         finally:
             self._scraping = False
         if current is not self._watched:
@@ -210,12 +237,20 @@ class Watch:
             if None not in running and None not in waiting:
                 self._journal.counts(int(sum(filter(None, running)) + sum(filter(None, waiting))), began)
 
+    async def _ask_paused(self, address: Address) -> None:
+        """Ask whether an operator paused it, where no beacon says so; most engines do not offer the question."""
+        reply = await engine_probe.exchange(address, "GET", IS_PAUSED_PATH, timeout=SCRAPE_WITHIN)
+        if reply.reach is Reach.ANSWERED:
+            self._paused = says_paused(reply.status, reply.body)
+            self._tells_pause = self._paused is not None
+
     def _probe(self, nursery: trio.Nursery, prober: Prober, judgement: Judgement, *, moved: bool, now: float) -> None:
         view = ProbeView(
             verdict=judgement.verdict,
             in_flight=self._gate.in_flight,
             running=judgement.running,
             waiting=judgement.waiting,
+            exact=judgement.source == "beacon",
             moving=moved,
             probing=prober.probing,
             possible=prober.possible and self._state().node is Node.READY,
@@ -224,7 +259,6 @@ class Watch:
         )
         match probe_policy.decide(view, now, self._probe_interval):
             case ProbeOrder.SEND:
-                self.probes["sent"] += 1
                 prober.start(nursery)
             case ProbeOrder.WITHDRAW:
                 self._withdraw()

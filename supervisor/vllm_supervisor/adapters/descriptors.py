@@ -1,0 +1,20 @@
+"""How many file descriptors we may have open, raised as far as this user may.
+
+Systemd, shells and containers commonly give a soft limit of 1024 for the sake of programs that use select(2), and a far
+higher hard limit for those that ask (systemd's NEWS for version 240). vLLM raises its own in the same way.
+
+Source of facts: getrlimit(2).
+"""
+
+import resource
+
+
+def allow(wanted: int) -> int:
+    """Raise the soft limit to `wanted` or as near as the hard one allows, never lower it; return what holds then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    limit = max(soft, wanted if hard == resource.RLIM_INFINITY else min(wanted, hard))
+    if limit != soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit

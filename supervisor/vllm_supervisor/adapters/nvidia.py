@@ -1,0 +1,110 @@
+"""What the NVIDIA driver tells of its GPUs: their names from /proc, names and memory from NVML or nvidia-smi.
+
+Rules:
+* Names in /proc cost nothing and are asked first. NVML (the optional package nvidia-ml-py) and nvidia-smi may take seconds
+  and may hang with a wedged driver: they are asked in a thread, within a limit, and only when the names do not tell.
+* Everything that is missing, N/A or an error is a value.
+
+Sources: /proc/driver/nvidia/gpus/*/information, nvidia-smi(1), NVML API reference (NVML_ERROR_NOT_SUPPORTED).
+"""
+
+import importlib
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from vllm_supervisor.core.memory_mode import Gpu, GpuFacts
+
+SMI_WITHIN = 10.0  # seconds: the first call after a boot loads the driver
+_MIB = 2**20
+
+
+def names(proc: Path = Path("/proc")) -> tuple[str, ...]:
+    """Return the names of GPUs, and of a board that says it is one of NVIDIA's; nothing where none is seen."""
+    found = []
+    for path in sorted(proc.glob("driver/nvidia/gpus/*/information")):
+        with suppress(OSError):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    with suppress(OSError):
+        model = (proc / "device-tree/model").read_bytes().rstrip(b"\0").decode("utf-8", "replace")
+        if "NVIDIA" in model:
+            found.append(model)
+    return tuple(found)
+
+
+def ask(environ_path: str) -> GpuFacts:
+    """Ask NVML, else nvidia-smi found on `environ_path`. Blocks up to 10 s, or for ever in a wedged driver."""
+    facts = by_nvml()
+    return facts if facts.gpus is not None else by_smi(environ_path)
+
+
+def by_nvml(package: str = "pynvml") -> GpuFacts:
+    """Ask NVML through nvidia-ml-py, if it is installed."""
+    try:
+        nvml: Any = importlib.import_module(package)
+    except ImportError:
+        return GpuFacts(None, "NVML", "nvidia-ml-py is not installed")
+    try:
+        nvml.nvmlInit()
+    except Exception as fault:  # noqa: BLE001 - NVML's errors are made at run time and have no common type across versions
+        return GpuFacts(None, "NVML", str(fault))
+    try:
+        gpus = tuple(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+        return GpuFacts(gpus, "NVML")
+    except Exception as fault:  # noqa: BLE001 - as above
+        return GpuFacts(None, "NVML", str(fault))
+    finally:
+        with suppress(Exception):
+            nvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, index: int) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    name = nvml.nvmlDeviceGetName(handle)
+    total = used = None
+    with suppress(Exception):  # not supported on unified memory: that is the answer
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        total, used = int(memory.total) or None, int(memory.used)
+    return Gpu(name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name), total, used)
+
+
+def by_smi(environ_path: str) -> GpuFacts:
+    """Ask nvidia-smi."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            query,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": environ_path, "LC_ALL": "C"},
+            timeout=SMI_WITHIN,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as fault:
+        return GpuFacts(None, "nvidia-smi", _short(fault))
+    return parse_smi(done.stdout.decode("utf-8", "replace"))
+
+
+def _short(fault: Exception) -> str:
+    if isinstance(fault, subprocess.TimeoutExpired):
+        return f"nvidia-smi did not answer within {SMI_WITHIN:g} s"
+    if isinstance(fault, subprocess.CalledProcessError):
+        return f"nvidia-smi ended with status {fault.returncode}"
+    return f"nvidia-smi: {getattr(fault, 'strerror', None) or fault}"
+
+
+def parse_smi(text: str) -> GpuFacts:
+    """Read `name, memory.total, memory.used` (MiB) lines; [N/A], [Not Supported] and the like are no number."""
+    gpus = []
+    for line in text.splitlines():
+        words = [word.strip() for word in line.rsplit(",", 2)]
+        if len(words) == 3 and words[0]:
+            gpus.append(Gpu(words[0], _mib(words[1]), _mib(words[2])))
+    return GpuFacts(tuple(gpus), "nvidia-smi")
+
+
+def _mib(word: str) -> int | None:
+    return int(word) * _MIB if word.isdigit() else None

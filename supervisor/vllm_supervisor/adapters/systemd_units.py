@@ -1,0 +1,74 @@
+"""The services that systemd knows and that run a supervisor or vLLM, with what it has loaded of them.
+
+Rules:
+* Asked of `systemctl`, which the caller runs; a manager that does not answer has no units, and that is told.
+* Installed units that are not loaded are found by their files' names.
+
+Sources: systemctl(1), systemd.unit(5).
+"""
+
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from vllm_supervisor.core.doctor_units import UnitFacts
+from vllm_supervisor.core.systemd_words import command, environment, span
+
+_PROPERTIES = (
+    "Id", "ActiveState", "Type", "KillMode", "TimeoutStopUSec", "OOMPolicy", "Restart", "RestartPreventExitStatus", "WatchdogUSec",
+    "Delegate", "ExecStart", "Environment", "EnvironmentFiles",
+)  # fmt: skip
+_MOST = 200  # units looked at
+
+Ask = Callable[[Sequence[str]], str]
+
+
+def services(ask: Ask, *, user: bool, also: Sequence[str] = ()) -> list[UnitFacts] | None:
+    """Return the services of one manager that run a supervisor or vLLM; None if it does not answer. Blocks for seconds.
+
+    `also` names units to look at whether loaded or not: an instance of a template that does not run is in no list.
+    """
+    scope = ["--user"] if user else []
+    wanted = f"--property={','.join(_PROPERTIES)}"
+    try:
+        printed = ask([*scope, "show", wanted, "--", "*.service"])
+        listed = ask([*scope, "list-unit-files", "--no-legend", "--plain", "--type=service", "--", "*vllm*"])
+        loaded = {block.get("Id", "") for block in _blocks(printed)}
+        names = [line.split()[0] for line in listed.splitlines() if line.split()]
+        missing = [name for name in dict.fromkeys([*names, *also]) if name not in loaded and "@." not in name][:_MOST]
+        if missing:
+            printed += "\n\n" + ask([*scope, "show", wanted, "--", *missing])
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = [_facts(block, user=user) for block in _blocks(printed)]
+    return [facts for facts in found if facts.ours or facts.bare][:_MOST]
+
+
+def _blocks(printed: str) -> list[dict[str, str]]:
+    """Take apart what `show` printed: one block a unit, NAME=VALUE lines, blocks apart by an empty line."""
+    blocks = []
+    for block in printed.split("\n\n"):
+        lines = [line.partition("=") for line in block.splitlines() if "=" in line]
+        if lines:
+            blocks.append({name: value for name, _, value in lines})
+    return blocks
+
+
+def _facts(block: dict[str, str], *, user: bool) -> UnitFacts:
+    environ = environment("\n".join(block.get("Environment", "").split(" ")))
+    for word in block.get("EnvironmentFiles", "").split():
+        if word.startswith("/"):
+            with suppress(OSError):  # one that only root may read hides its variables
+                environ |= environment(Path(word).read_text("utf-8", "replace"))
+    stop_s = None
+    with suppress(ValueError):
+        stop_s = span(block.get("TimeoutStopUSec", "infinity"))
+    return UnitFacts(
+        name=block.get("Id", "?"),
+        user=user,
+        properties=block,
+        command=command(block.get("ExecStart", ""), environ),
+        environ=environ,
+        stop_s=stop_s,
+    )

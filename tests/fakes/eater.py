@@ -1,0 +1,45 @@
+"""An engine that eats memory: a main process with two children, one of which takes 1 GiB a second, up to a limit.
+
+Run as `python eater.py PORT LIMIT_MIB`. It never listens: what it shows happens while an engine loads.
+"""
+
+import mmap
+import os
+import sys
+import time
+
+STEP = 16 << 20  # bytes, sixty-four times a second
+RATE = 1 << 30
+
+
+def eat(limit: int) -> None:
+    """Take memory until `limit` bytes are taken, then keep them."""
+    room = mmap.mmap(-1, limit, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    room.madvise(mmap.MADV_HUGEPAGE)  # as a driver does; small pages take the kernel a second a GiB to take back
+    data, began = b"x" * STEP, time.monotonic()
+    for at in range(0, limit, STEP):
+        room[at : at + STEP] = data
+        time.sleep(max(0.0, began + (at + STEP) / RATE - time.monotonic()))
+    rest()
+
+
+def rest() -> None:
+    """Do nothing until the parent is gone: no test leaves one of these behind."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.5)
+
+
+def main() -> None:
+    """Fork both children and wait."""
+    limit = int(sys.argv[2]) << 20
+    for child in (lambda: eat(limit), rest):
+        if os.fork() == 0:
+            child()
+            os._exit(0)
+    print("eating", flush=True)  # noqa: T201 - what the test waits for
+    os.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""SIGKILL of the supervisor at random moments under load, started again each time: nothing accepted may be missing.
+
+Run by `scripts/kill-test`, and for a few rounds by a test. After each start the audit must hold over all runs so far, and
+every request of which a client has seen an answer begin must stand in the ledger. At the end nothing is left.
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+
+from fakes.books import Books
+from fakes.supervisor_process import Account, Client, Supervisor, chat_body, free_port
+from fakes.tiny_engine import START, TinyEngine
+
+NAME = ("--name", "killed")
+CROWD = 6
+LONGEST = 0.5  # seconds from the first answer to the kill, at most
+
+
+def _user(url: str, chance: random.Random, seen: set[str], over: threading.Event) -> None:
+    """Ask for one answer after the other, streamed or whole, and note the ledger id of each that began."""
+    with httpx.Client(base_url=url, timeout=30.0, trust_env=False) as http:
+        while not over.is_set():
+            body = chat_body(stream=chance.random() < 0.7, max_tokens=chance.choice((1, 4, 400)), ignore_eos=True)
+            with (
+                contextlib.suppress(httpx.TransportError),
+                http.stream("POST", "/v1/chat/completions", json=body) as answer,
+            ):
+                if "X-Ledger-Id" in answer.headers:
+                    seen.add(answer.headers["X-Ledger-Id"])
+                for _ in answer.iter_raw():
+                    pass
+
+
+@contextlib.contextmanager
+def crowd(url: str, chance: random.Random) -> Iterator[set[str]]:
+    """Keep users at work inside the block; give the ledger ids they have seen."""
+    seen: set[str] = set()
+    over = threading.Event()
+    users = [
+        threading.Thread(target=_user, args=(url, random.Random(chance.random()), seen, over), daemon=True)
+        for _ in range(CROWD)
+    ]
+    for user in users:
+        user.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        for user in users:
+            user.join(30.0)
+
+
+def play(
+    account: Account,
+    start: Callable[[], tuple[Supervisor, Client]],
+    *,
+    rounds: int,
+    seed: int,
+    ready_within: float,
+    say: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Play it; raises AssertionError at the first thing that does not hold."""
+    chance = random.Random(seed)
+    seen: set[str] = set()
+    for number in range(rounds + 1):
+        supervisor, client = start()
+        with client:
+            supervisor.until(client.is_ready, within=ready_within, what="ready")
+            books = Books(account)
+            supervisor.until(lambda books=books: books.audit.holds, within=30.0, what="an audit that holds")
+            missing = seen - {one["id"] for one in books.events("accepted")}
+            assert not missing, f"accepted, but not in the ledger: {missing}"
+            if number == rounds:
+                supervisor.signal(signal.SIGTERM)
+                assert supervisor.ends(within=60.0) == 0, supervisor.words()
+                break
+            moment = chance.random() * LONGEST
+            with crowd(client.url, chance) as now:
+                supervisor.until(lambda now=now: now, within=30.0, what="a first answer")
+                threading.Event().wait(moment)
+                supervisor.kill()
+            seen |= now
+        say(f"round {number + 1}: killed {moment:.2f} s into the load, {len(now)} answers had begun")
+    books = Books(account)
+    assert books.audit.holds, books.audit
+    assert len(books.audit.runs) == rounds + 1
+    lost = sum(one["why"] == "supervisor_lost" for one in books.events("outcome"))
+    say(f"{len(seen)} answers seen, {len(books.events('accepted'))} accepted, {lost} closed as open, audit holds")
+    account.expect_nothing_left()
+
+
+def play_mock(*, rounds: int, seed: int, say: Callable[[str], None] = lambda _: None) -> None:
+    """Play it with the stand-in engine."""
+    with Account() as account:
+
+        def start() -> tuple[Supervisor, Client]:
+            port = free_port()
+            options = ("--mock-start-time", "0s", "--mock-tokens-per-second", "400")
+            argv = ("--engine", "mock", "serve", "tiny", "--host", "127.0.0.1", "--port", str(port), *options)
+            return account.start(*NAME, *argv), Client(port)
+
+        play(account, start, rounds=rounds, seed=seed, ready_within=60.0, say=say)
+
+
+def play_real(*, rounds: int, seed: int, say: Callable[[str], None] = lambda _: None) -> None:
+    """Play it with real vLLM, which two variables name."""
+    engine = TinyEngine(Path(os.environ["TEST_VLLM"]), Path(os.environ["TEST_TINY_MODEL"]))
+    with Account(engine.env) as account:
+        play(
+            account,
+            lambda: engine.serve(account, before=NAME),
+            rounds=rounds,
+            seed=seed,
+            ready_within=START,
+            say=say,
+        )
+
+
+def main() -> int:
+    """Play it and say how each round went."""
+    parser = argparse.ArgumentParser(description="SIGKILL of the supervisor at random moments under load")
+    parser.add_argument("--real", action="store_true", help="real vLLM; TEST_VLLM and TEST_TINY_MODEL name it")
+    parser.add_argument("--rounds", type=int, help="default: 50, and 5 with real vLLM")
+    parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="repeats the moments of a run")
+    options = parser.parse_args()
+    print(f"seed {options.seed}")  # noqa: T201
+    rounds = options.rounds or (5 if options.real else 50)
+    (play_real if options.real else play_mock)(
+        rounds=rounds,
+        seed=options.seed,
+        say=lambda text: print(text, flush=True),  # noqa: T201
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

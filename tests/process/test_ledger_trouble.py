@@ -1,0 +1,90 @@
+"""A ledger that a running supervisor cannot write: requests go on or are refused, and the gap is told everywhere.
+
+The disk is full for one process only: a limit on the size of its files (RLIMIT_FSIZE), set and lifted from outside.
+"""
+
+import resource
+import shutil
+import signal
+
+import psutil
+import pytest
+
+from fakes.books import Books
+from fakes.drain_scenario import Watcher
+from fakes.supervisor_process import Account, StartMock, Supervisor
+
+
+def full(supervisor: Supervisor, books: Books) -> None:
+    """Let every further byte in the ledger fail."""
+    size = sum(path.stat().st_size for path in (books.state / "ledger").iterdir())
+    psutil.Process(supervisor.pid).rlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def free(supervisor: Supervisor) -> None:
+    """Lift the limit."""
+    psutil.Process(supervisor.pid).rlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def test_a_full_disk_costs_evidence_and_no_request(start_mock: StartMock, account: Account) -> None:
+    """Requests are answered; status, metrics, log and exit status (82) tell the gap, and so does the file afterwards."""
+    supervisor, client = start_mock()
+    supervisor.until(client.is_ready, within=40.0, what="ready")
+    books = Books(account)
+    assert client.chat().status_code == 200
+    full(supervisor, books)
+    assert [client.chat().status_code for _ in range(3)] == [200] * 3
+    supervisor.until_said("the ledger cannot be written (File too large); requests go on without evidence", within=40.0)
+    ledger = Watcher(account).status()["ledger"]
+    assert (ledger["failed"], ledger["missing"], ledger["error"]) == (True, True, "File too large")
+    assert "vllm_supervisor_ledger_failed 1\n" in client.get("/metrics").text
+    free(supervisor)
+    supervisor.until_said("the ledger can be written again", within=40.0)
+    assert client.chat().status_code == 200
+    assert not Watcher(account).status()["ledger"]["failed"]
+    supervisor.signal(signal.SIGTERM)
+    assert supervisor.ends(within=40.0) == 82, supervisor.words()
+    assert books.report["evidence_missing"]
+    assert books.report["requests"]["completed"] == 5
+    assert sum(one["lost"] for one in books.events("gap")) == ledger["lost"]
+    assert account.tool("ledger", "audit").returncode == 1
+
+
+def test_a_required_ledger_closes_admission_and_opens_it_again(start_mock: StartMock, account: Account) -> None:
+    """With ledger.required nothing goes to the engine without evidence; when the file can be written, requests come in."""
+    supervisor, client = start_mock(before=("--set", "ledger.required=true"))
+    supervisor.until(client.is_ready, within=40.0, what="ready")
+    books = Books(account)
+    full(supervisor, books)
+    for _ in range(3):  # the first finds out, the others are refused at once
+        refused = client.chat()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "ledger_unavailable")
+        assert "Retry-After" in refused.headers
+    assert "POST /v1/chat/completions" not in supervisor.out.text
+    status = Watcher(account).status()
+    assert (status["admission"]["reason"], status["requests"]["failed"]) == ("ledger", 1)
+    assert client.get("/readyz").status_code == 503
+    free(supervisor)
+    supervisor.until(client.is_ready, within=40.0, what="admission open again, though nobody asks for anything")
+    assert client.chat().status_code == 200
+    supervisor.signal(signal.SIGTERM)
+    assert supervisor.ends(within=40.0) == 82, supervisor.words()
+
+
+@pytest.mark.parametrize("what", ["directory", "segment"])
+def test_a_ledger_that_somebody_removes_is_made_again(what: str, start_mock: StartMock, account: Account) -> None:
+    """Removed under a running supervisor, it comes back within moments; what was written before that is told as missing."""
+    supervisor, client = start_mock()
+    supervisor.until(client.is_ready, within=40.0, what="ready")
+    books = Books(account)
+    assert client.chat().status_code == 200
+    for path in (books.state / "ledger").iterdir():
+        path.unlink()
+    if what == "directory":
+        shutil.rmtree(books.state / "ledger")
+    supervisor.until(lambda: client.chat().status_code == 200 and books.events("gap"), within=40.0, what="a new file")
+    supervisor.until_said("missing", within=40.0)
+    assert client.chat().status_code == 200
+    assert books.events("accepted")
+    supervisor.signal(signal.SIGTERM)
+    assert supervisor.ends(within=40.0) == 82, supervisor.words()

@@ -1,0 +1,205 @@
+"""Unified memory with real processes: the kill at the floor, the gate before a start, admission while memory is low."""
+
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fakes import eater
+from fakes.supervisor_process import Account, Client, StartMock, Supervisor
+
+GIB = 1 << 30
+
+
+class Machine:
+    """A machine's /proc and kernel log as files, written whole like the kernel shows them."""
+
+    def __init__(self, home: Path) -> None:
+        """Begin with 100 of 120 GiB available."""
+        self.proc = home / "proc"
+        (self.proc / "pressure").mkdir(parents=True)
+        (self.proc / "pressure/memory").write_text("full avg10=0.00 avg60=0.00 avg300=0.00 total=0\n")
+        (self.proc / "vmstat").write_text("nr_free_pages 1\noom_kill 0\n")
+        self.kernel_log = home / "kmsg"
+        self.kernel_log.write_text("3,1,1,-;NVRM: NV_ERR_NO_MEMORY of another time\n")
+        self.available(100.0)
+
+    def available(self, gib: float) -> None:
+        """Set MemAvailable; the file is replaced at once, as a reader of the kernel's would see it."""
+        new = self.proc / "meminfo.new"
+        new.write_text(
+            f"MemTotal: {120 << 20} kB\nMemFree: {1 << 20} kB\nMemAvailable: {int(gib * (1 << 20))} kB\n"
+            f"Cached: {5 << 20} kB\nSwapFree: 0 kB\n"
+        )
+        new.replace(self.proc / "meminfo")
+
+    def kernel_says(self, line: str) -> None:
+        """Append a record to the kernel log."""
+        with self.kernel_log.open("a") as log:
+            log.write(f"3,2,2,-;{line}\n")
+
+    def options(self, *sets: str) -> tuple[str, ...]:
+        """Give the options that make a supervisor look here."""
+        keys = ("memory.mode=unified", f"memory.proc={self.proc}", f"memory.kernel_log={self.kernel_log}", *sets)
+        return tuple(word for key in keys for word in ("--set", key))
+
+
+@pytest.fixture
+def machine(account: Account) -> Machine:
+    """Give a machine whose memory the test sets."""
+    return Machine(account.home)
+
+
+def events(supervisor: Supervisor, name: str) -> list[dict]:
+    """Give what the log holds of one event so far."""
+    return [line for line in supervisor.log() if line["event"] == name]
+
+
+def seen(client: Client, gib: float) -> bool:
+    """Say whether the guard has seen so much available."""
+    return f"memory_available_bytes {int(gib * GIB)}" in client.get("/metrics").text
+
+
+def spawned(supervisor: Supervisor, number: int) -> bool:
+    """Say whether engine `number` was started."""
+    return any(line["incarnation"] == number for line in events(supervisor, "spawned"))
+
+
+def deaths(pids: list[int], within: float) -> float:
+    """Wait until all of these processes have ended; give the moment the last one did (monotonic seconds)."""
+    fds = {os.pidfd_open(pid) for pid in pids}
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    deadline, last = time.monotonic() + within, 0.0
+    try:
+        waiting = set(fds)
+        while waiting:
+            ended = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            assert ended, f"{len(waiting)} of {len(fds)} processes live on after {within} s"
+            last = time.monotonic()
+            for fd, _ in ended:
+                poll.unregister(fd)
+                waiting.discard(fd)
+        return last
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def test_an_engine_that_eats_a_gibibyte_a_second_is_dead_within_150_ms(account: Account) -> None:
+    """Real memory, a floor half a GiB below what this machine has: from the look that crosses to the last process, < 150 ms."""
+    memory = psutil.virtual_memory()
+    floor = 100 * (memory.available - GIB / 2) / memory.total
+    sets = (
+        "memory.mode=unified", f"memory.floor={floor:.3f}%", f"memory.low={floor:.3f}%", "restart.start_attempts=1",
+        "listen.port=0",
+    )  # fmt: skip
+    before = tuple(word for key in sets for word in ("--set", key))
+    engine = (sys.executable, eater.__file__, "{port}", str(3 * 1024))
+    supervisor = account.start(*before, "run", "--", *engine)
+    supervisor.until(lambda: "eating" in supervisor.out.text, within=20.0, what="the engine to eat")
+    family = supervisor.until(
+        lambda: found if len(found := supervisor.descendants()) == 3 else None, within=5.0, what="its three processes"
+    )
+    last = deaths([process.pid for process in family], within=20.0)
+    supervisor.until_said("parked", within=10.0)
+    crossed = events(supervisor, "memory_floor")[0]
+    took = last - crossed["t"]
+    print(f"\nfrom the look that crossed to the last process dead: {took * 1000:.1f} ms")  # noqa: T201 - a measurement
+    assert 0 < took < 0.150, supervisor.words()
+    assert crossed["available_bytes"] > floor / 100 * memory.total - GIB / 2  # one look's fall, and a late look
+    assert events(supervisor, "exited")[0]["cause"] == "out_of_memory"
+    assert list((account.home / "state").glob("**/incident.json"))
+    supervisor.signal(signal.SIGTERM)
+    supervisor.ends(within=10.0)
+    account.expect_nothing_left()
+
+
+def test_a_restart_waits_until_memory_is_back(start_mock: StartMock, machine: Machine, account: Account) -> None:
+    """The driver's NV_ERR_NO_MEMORY ends the engine; the next one is spawned when the level of before is back, not earlier."""
+    supervisor, client = start_mock(before=machine.options("restart.backoff=50ms"))
+    supervisor.until(client.is_ready, within=15.0, what="ready")
+    machine.available(40.0)
+    machine.kernel_says("NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)")
+    waits = supervisor.until(lambda: events(supervisor, "memory_wait"), within=10.0, what="the gate")
+    assert (
+        "40.0 GiB available, 97.6 GiB wanted (100.0 GiB before the last engine, less 2.4 GiB)" in waits[0]["sentence"]
+    )
+    assert not spawned(supervisor, 2)
+    answer = client.chat()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_restarting")
+    machine.available(97.0)
+    machine.available(98.0)
+    supervisor.until(client.is_ready, within=15.0, what="ready again")
+    log = [line["event"] for line in supervisor.log()]
+    assert log.index("memory_back") < log.index("spawned", log.index("memory_wait"))
+    assert events(supervisor, "exited")[0]["cause"] == "out_of_memory"
+    supervisor.signal(signal.SIGTERM)
+    assert supervisor.ends(within=10.0) == 0, supervisor.words()
+    account.expect_nothing_left()
+
+
+def test_memory_that_never_comes_back_parks_with_the_numbers(start_mock: StartMock, machine: Machine) -> None:
+    """At the end of memory.gate_timeout nothing is tried any more, and everybody can read why."""
+    supervisor, client = start_mock(before=machine.options("restart.backoff=50ms", "memory.gate_timeout=500ms"))
+    supervisor.until(client.is_ready, within=15.0, what="ready")
+    machine.available(6.0)  # below the floor of 7.2 GiB
+    supervisor.until_said('"parked"', within=10.0)
+    reason = client.get("/readyz").json()["reason"]
+    assert "did not come back within 0 s: 6.0 GiB available, 97.6 GiB wanted" in reason.replace("0.5", "0")
+    assert client.chat().json()["error"]["code"] == "engine_parked"
+    assert client.get("/livez").status_code == 200
+    assert not spawned(supervisor, 2)
+
+
+def test_low_memory_refuses_new_work_and_lets_open_work_finish(start_mock: StartMock, machine: Machine) -> None:
+    """Falling below 9 %: a new request reads memory_pressure, readiness is off, the open stream ends with [DONE]."""
+    supervisor, client = start_mock(before=machine.options())
+    supervisor.until(client.is_ready, within=15.0, what="ready")
+    with client.stream(max_tokens=80, ignore_eos=True) as stream:
+        next(stream)
+        for gib in (20.0, 14.0, 9.5):  # low is 10.8 GiB; all at once would be too fast for another look
+            machine.available(gib)
+            supervisor.until(lambda gib=gib: seen(client, gib), within=5.0, what=f"{gib} GiB seen")
+        supervisor.until_said("memory_low")
+        refused = client.chat()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "memory_pressure"), supervisor.words()
+        assert "memory is low" in refused.json()["error"]["message"]
+        assert client.get("/readyz").status_code == 503
+        assert list(stream)[-1] == "[DONE]"
+    metrics = client.get("/metrics").text
+    assert 'vllm_supervisor_memory_pressure{level="low"} 1' in metrics
+    assert f"vllm_supervisor_memory_available_bytes {int(9.5 * GIB)}" in metrics
+    assert "vllm_supervisor_memory_floor_bytes 7730941132" in metrics
+    assert not spawned(supervisor, 2)
+
+
+def test_on_a_machine_without_shared_memory_everything_is_off_and_said(start_mock: StartMock, machine: Machine) -> None:
+    """memory.mode = auto and no GPU to be seen: nothing is guarded, a floor crossed means nothing, the status says why."""
+    supervisor, client = start_mock(before=machine.options("memory.mode=auto"))
+    supervisor.until(client.is_ready, within=15.0, what="ready")
+    said = events(supervisor, "memory_guard")[0]["sentence"]
+    assert said == "memory guard off: no GPU that shares the machine's memory is seen"
+    machine.available(1.0)
+    assert "\nvllm_supervisor_memory_" not in client.get("/metrics").text
+    assert client.is_ready()
+
+
+def test_a_headless_node_is_watched_over_without_a_front_door(account: Account) -> None:
+    """`serve --headless`: nothing listens, the tools find it by name, its processes go with it."""
+    supervisor = account.start("--set", "log.format=json", "--engine", "mock", "serve", "tiny", "--headless")
+    supervisor.until_said('"ready"', within=15.0)
+    assert "no front door" in supervisor.err.text
+    supervisor.until(lambda: "startup complete" in supervisor.out.text, within=15.0, what="a load that can be stopped")
+    status = account.tool("--name", "headless", "status", "--json")
+    assert '"listen": []' in status.stdout
+    assert not [one for one in psutil.Process(supervisor.pid).net_connections("tcp") if one.status == "LISTEN"]
+    assert account.tool("--name", "headless", "stop").returncode == 0
+    assert supervisor.ends(within=15.0) == 0, supervisor.words()
+    account.expect_nothing_left()
