@@ -64,7 +64,7 @@ class Load:
 
     def _stream(self, asked: Asked) -> None:
         try:
-            with self._client.stream(max_tokens=1900, ignore_eos=True) as stream:
+            with self._client.stream(max_tokens=30_000, ignore_eos=True) as stream:
                 for value in stream:
                     asked.data.append(value)
         except httpx.TransportError:
@@ -74,7 +74,7 @@ class Load:
 
     def _ask(self, asked: Asked) -> None:
         try:
-            answer = self._client.chat(max_tokens=1900, ignore_eos=True)
+            answer = self._client.chat(max_tokens=30_000, ignore_eos=True)
             asked.status = answer.status_code
             asked.data.append(answer.text)
         finally:

@@ -149,7 +149,7 @@ def _play(
     kept.request("GET", "/readyz")
     ready_before = kept.getresponse()
     ready_before.read()
-    long = {"max_tokens": 1900 if real else ENDLESS, "ignore_eos": True}
+    long = {"max_tokens": 30_000 if real else ENDLESS, "ignore_eos": True}
     endless = Asked(client.url, "endless", chat_body(stream=True, **long))
     ignoring = Asked(client.url, "ignoring", chat_body(stream=True, **long))
     short = Asked(client.url, "short", chat_body(stream=True, max_tokens=12, ignore_eos=True))

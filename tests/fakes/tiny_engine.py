@@ -37,7 +37,16 @@ class TinyEngine:
         """Start `serve` with the tiny model, named `tiny`, on a free port; `before` are options of ours."""
         port = free_port()
         own = ("--set", f"engine.command={self.vllm}", *before)
-        address = ("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny", "--max-model-len", "2048")
+        address = (
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--served-model-name",
+            "tiny",
+            "--max-model-len",
+            "32768",
+        )
         argv = (*own, "serve", str(self.model), *self.options, *address, *options)
         return account.start(*argv, terminal=terminal), Client(port)
 
