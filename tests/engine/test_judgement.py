@@ -150,7 +150,7 @@ def probes_sent(judged: Judged) -> float:
 def test_a_stop_shorter_than_the_waits_changes_nothing(judged: Judged) -> None:
     """A worker that stands still and goes on within the waits: suspect for a moment, every stream completes."""
     worker = judged.supervisor.named("VLLM::Worker")
-    with asking(judged.client, 4, max_tokens=1500) as answers:
+    with asking(judged.client, 4, max_tokens=6000) as answers:
         judged.wait(lambda status: status["health"]["running"] == 4, "four streams run")
         worker.send_signal(signal.SIGSTOP)
         suspect = judged.verdict("suspect")
