@@ -108,6 +108,31 @@ async def test_the_child_starts_clean() -> None:
 
 
 @async_test
+async def test_the_child_s_session_leaves_us_the_processor() -> None:
+    """Where the kernel shares the processor between sessions, the child's gets less than ours."""
+    child = shell("exec sleep 60")
+    try:
+        assert Path(f"/proc/{child.pid}/autogroup").read_text(encoding="ascii").rstrip().endswith("nice 5")
+    finally:
+        child.kill()
+        await child.wait()
+        await end(child)
+
+
+@async_test
+async def test_a_kernel_without_session_groups_is_no_hindrance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child starts all the same where nothing can be written there."""
+
+    def nothing(path: Path, *_: object, **__: object) -> int:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+
+    monkeypatch.setattr(Path, "write_text", nothing)
+    child = shell("exit 3")
+    assert await child.wait() == 3
+    await end(child)
+
+
+@async_test
 async def test_stop_is_asked_once() -> None:
     """TERM reaches the main process once; a second call sends nothing and says so."""
     child = python(
