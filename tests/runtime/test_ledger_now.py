@@ -17,7 +17,7 @@ def test_a_line_written_now_is_in_the_file(tmp_path: Path) -> None:
     async def body(writer: LedgerWriter) -> None:
         await writer.append_and_wait(line(0), "")
         assert writer.append_now(line(1), opens="r-1")
-        assert writer.append_now(line(2), line(3), settles="r-1")
+        assert writer.append_now(line(2) + line(3), lines=2, settles="r-1")
         assert numbers(tmp_path) == [0, 1, 2, 3]
         assert writer.health().written == 4
 

@@ -67,11 +67,11 @@ class LedgerFile:
 
     def put(self, data: bytes) -> None:
         """Append `data`. Raises OSError, and then nothing of it is in the file."""
-        view = memoryview(data)
         done = 0
         try:
-            while done < len(view):
-                done += self._ops.write(self._fd, view[done:])
+            done = self._ops.write(self._fd, data)
+            while done < len(data):
+                done += self._ops.write(self._fd, memoryview(data)[done:])
         except OSError:
             if done:
                 with suppress(OSError):  # if this fails too, the next open mends it

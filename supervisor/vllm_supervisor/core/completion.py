@@ -19,8 +19,7 @@ Rules:
 
 import json
 import re
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from vllm_supervisor.core.event_lines import EventLines
 from vllm_supervisor.core.words import Outcome, RequestClass
@@ -36,8 +35,7 @@ _RESPONSE_ID = re.compile(rb'"id"' + _COLON + rb'"(resp_[0-9A-Za-z]{1,64})"')
 _FINAL_RESPONSE = re.compile(rb'"type"' + _COLON + rb'"response\.(completed|incomplete|failed|cancelled)"')
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(NamedTuple):
     """`why` is one word, "" for a plain completion; `marker` is the end that was seen; `running`: the engine works on.
 
     `engine_id` is the id under which the engine does the work, where only its answer tells (`/v1/responses`).
@@ -198,9 +196,9 @@ class _ResponseStream(EventLines):
 
     def judge(self) -> Judgement:
         if self._final in {"response.completed", "response.incomplete"} and not self._error:
-            return replace(_completed(self._final), engine_id=self._id)
+            return _completed(self._final)._replace(engine_id=self._id)
         why = "error_event" if self._error or self._final else "no_final_event"
-        return replace(_failed(why, self._final), engine_id=self._id)
+        return _failed(why, self._final)._replace(engine_id=self._id)
 
 
 _FINAL_EVENTS = frozenset({b"response.completed", b"response.incomplete", b"response.failed", b"response.cancelled"})
@@ -299,7 +297,7 @@ class _Whole:
         marker = status if isinstance(status, str) and status in _RESPONSE_STATES else ""
         found = _RESPONSE_ID.search(body) if self._class is RequestClass.RESPONSES else None
         judged = _completed(marker, running=status in {"queued", "in_progress"})
-        return judged if found is None else replace(judged, engine_id=found[1].decode())
+        return judged if found is None else judged._replace(engine_id=found[1].decode())
 
     def _judge_large(self) -> Judgement:
         if self._aborted or (self._class is RequestClass.MESSAGES and not self._reason):

@@ -20,7 +20,8 @@ appends `-` and eight hex digits), `v1/engine/parallel_sampling.py` (prefix `IND
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from vllm_supervisor.core.accounts import FINAL, FOLLOWS
 from vllm_supervisor.core.samples import EventKind, RequestEvent
@@ -59,8 +60,7 @@ def candidates(engine_request_id: str) -> list[str]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """One line for the execution ledger."""
 
     id: str
@@ -79,7 +79,7 @@ class _Entry:
     ended_at: float | None = None  # when its exchange with us ended
     by_counts_only: bool = False
     engine_gone: bool = False
-    parts: dict[str, str | None] = field(default_factory=dict)  # engine request id -> status, None while it runs
+    parts: dict[str, str | None] | None = None  # engine request id -> status, None while it runs; made when one is seen
     first_agreement: float | None = None  # when the first of two readings that agree began
 
 
@@ -245,10 +245,13 @@ class ExecutionRegister:
     @staticmethod
     def _testify(entry: _Entry, event: RequestEvent) -> None:
         status = event.status if event.kind is EventKind.FINISHED else None
-        if status is not None or event.id not in entry.parts:
-            entry.parts[event.id] = status
-        if len(entry.parts) > MAX_PARTS:
-            entry.parts.clear()
+        parts = entry.parts
+        if parts is None:
+            parts = entry.parts = {}
+        if status is not None or event.id not in parts:
+            parts[event.id] = status
+        if len(parts) > MAX_PARTS:
+            parts.clear()
             entry.by_counts_only = True
 
     def _judge(self, entry: _Entry) -> list[Change]:
@@ -263,9 +266,9 @@ class ExecutionRegister:
         return self._move(entry, state, Evidence.ENGINE_CONFIRMED)
 
     def _move(self, entry: _Entry, state: ExecutionState, evidence: Evidence) -> list[Change]:
-        if entry.id not in self._entries or state not in FOLLOWS[entry.state]:
+        if state not in FOLLOWS[entry.state] or entry.id not in self._entries:
             return []
-        if (entry.state, entry.evidence) == (state, evidence):
+        if entry.state is state and entry.evidence is evidence:
             return []
         if entry.state is not None:
             self.states[entry.state] -= 1
@@ -277,8 +280,10 @@ class ExecutionRegister:
 
     def _drop(self, entry: _Entry) -> None:
         del self._entries[entry.id]
-        self._ended.pop(entry.id, None)
-        self._unbind(entry)
+        if entry.ended_at is not None:
+            self._ended.pop(entry.id, None)
+        if entry.key is not None:
+            self._unbind(entry)
 
     def _unbind(self, entry: _Entry) -> None:
         if entry.key is not None and (sharers := self._by_key.get(entry.key)):

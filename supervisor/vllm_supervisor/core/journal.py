@@ -1,14 +1,12 @@
 """What the front door tells the ledgers, and the contract of whoever listens."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from vllm_supervisor.core.admission import OpenRequest
 from vllm_supervisor.core.words import EndedBy, Evidence, ExecutionState, Outcome, RequestClass
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutcome:
+class RequestOutcome(NamedTuple):
     """How one accepted request ended. Durations in seconds, `bytes` of answer body sent to the client."""
 
     id: str

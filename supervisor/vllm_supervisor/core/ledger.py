@@ -11,7 +11,7 @@ Rules:
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from json.encoder import encode_basestring_ascii as quote
@@ -72,16 +72,21 @@ class Lines:
         self._boot = quote(boot)
         self._run = quote(run)
         self._mine = f',"boot":{self._boot},"run":{self._run},"inc":'
+        self._millisecond = -1
         self._second = -1
         self._prefix = ""
+        self._at = ""
 
     def _stamp(self) -> str:
-        wall = self._clock.wall()
-        second = int(wall)
-        if second != self._second:
-            self._second = second
-            self._prefix = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        return f'{{"t":{self._clock.monotonic():.6f},"at":"{self._prefix}.{int((wall - second) * 1000):03d}Z"'
+        millisecond = int(self._clock.wall() * 1000)
+        if millisecond != self._millisecond:  # at full load many lines fall into one
+            self._millisecond = millisecond
+            second, rest = divmod(millisecond, 1000)
+            if second != self._second:
+                self._second = second
+                self._prefix = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+            self._at = f',"at":"{self._prefix}.{rest:03d}Z"'
+        return f'{{"t":{self._clock.monotonic():.6f}{self._at}'
 
     def accepted(self, inc: int, request_id: str, request_class: RequestClass) -> bytes:
         """Build the line that a request was let in."""
@@ -92,15 +97,16 @@ class Lines:
 
     def outcome(self, inc: int, outcome: RequestOutcome) -> bytes:
         """Build the line that a request ended for its client."""
-        first = "null" if outcome.first_byte_s is None else f"{outcome.first_byte_s:.6f}"
-        status = "null" if outcome.status is None else outcome.status
-        return (
-            f'{self._stamp()}{self._mine}{inc},"event":"outcome","id":{quote(outcome.id)}'
-            f',"outcome":"{outcome.outcome}","why":{quote(outcome.why)},"status":{status}'
-            f',"stream":{"true" if outcome.stream else "false"},"ended_by":"{outcome.ended_by}"'
-            f',"bytes":{outcome.bytes},"first_byte_s":{first},"duration_s":{outcome.duration_s:.6f}'
-            f',"marker":{quote(outcome.marker)}}}\n'
-        ).encode()
+        return (f"{self._stamp()}{self._mine}{inc}" + _outcome_tail(outcome)).encode()
+
+    def ended(self, inc: int, states: Iterable[tuple[ExecutionState, Evidence]], outcome: RequestOutcome) -> bytes:
+        """Build what is written at the end of an exchange, as one piece with one stamp: execution lines, then outcome."""
+        start = f"{self._stamp()}{self._mine}{inc}"
+        name = quote(outcome.id)
+        text = ""
+        for state, evidence in states:
+            text += f'{start},"event":"execution","id":{name},"state":"{state}","evidence":"{evidence}"}}\n'
+        return (text + start + _outcome_tail(outcome)).encode()
 
     def execution(self, inc: int, request_id: str, state: ExecutionState, evidence: Evidence) -> bytes:
         """Build the line that says what is now known of the engine's work for a request."""
@@ -115,6 +121,17 @@ class Lines:
             return (self._stamp() + self._mine + str(inc) + _tail(event, fields)).encode()
         foreign = f',"boot":{self._boot},"run":{quote(run)},"inc":{inc}'
         return (self._stamp() + foreign + _tail(event, fields)[:-2] + f',"by":{self._run}}}\n').encode()
+
+
+def _outcome_tail(outcome: RequestOutcome) -> str:
+    name, _, result, why, status, stream, ended_by, size, first_byte_s, duration_s, marker = outcome
+    first = "null" if first_byte_s is None else f"{first_byte_s:.6f}"
+    return (
+        f',"event":"outcome","id":{quote(name)},"outcome":"{result}","why":{quote(why)}'
+        f',"status":{"null" if status is None else status},"stream":{"true" if stream else "false"}'
+        f',"ended_by":"{ended_by}","bytes":{size},"first_byte_s":{first},"duration_s":{duration_s:.6f}'
+        f',"marker":{quote(marker)}}}\n'
+    )
 
 
 def _tail(event: str, fields: Mapping[str, object]) -> str:

@@ -94,7 +94,7 @@ class LedgerJournal:
         self._register = ExecutionRegister()
         self._open: dict[str, OpenRequest] = {}
         self._incs: dict[str, int] = {}  # incarnation of each id that has no final execution or no outcome yet
-        self._held: list[bytes] = []  # execution lines of the exchange whose outcome comes next
+        self._held: list[tuple[ExecutionState, Evidence]] = []  # said of the exchange whose outcome comes next
         self._final: set[str] = set()  # ids whose execution is final while their outcome is still to come
         self._rejected: Counter[tuple[RequestClass, str]] = Counter()
         self._rejected_second = 0
@@ -133,7 +133,10 @@ class LedgerJournal:
         self.requests.outcomes[outcome.outcome] += 1
         self.requests.by_class[outcome.request_class, outcome.outcome] += 1
         self.requests.why[outcome.why] += 1
-        inc = self._incs[outcome.id]
+        if outcome.id in self._final:  # the usual end: nothing more is to be learned
+            self._final.discard(outcome.id)
+            self._append_ended(self._incs.pop(outcome.id), outcome, settles=outcome.id)
+            return
         self._bind(request)
         changes: list[Change] = []
         if self._register.state(outcome.id) is None and outcome.id not in self._final:
@@ -142,15 +145,17 @@ class LedgerJournal:
             elif request.sent_at is None:
                 changes += self._register.told(outcome.id, ExecutionState.NOT_STARTED, Evidence.NONE)
         changes += self._register.ended(outcome.id, self._clock.monotonic())
-        lines = (*self._held, self._lines.outcome(inc, outcome))
-        self._held.clear()
-        if outcome.id in self._final:
+        if outcome.id in self._final:  # what the engine had said before its id was known
             self._final.discard(outcome.id)
-            del self._incs[outcome.id]
-            self._writer.append(*lines, settles=outcome.id)
+            self._append_ended(self._incs.pop(outcome.id), outcome, settles=outcome.id)
         else:
-            self._writer.append(*lines)
+            self._append_ended(self._incs[outcome.id], outcome)
         self._write(changes)
+
+    def _append_ended(self, inc: int, outcome: RequestOutcome, settles: str = "") -> None:
+        held = self._held
+        self._writer.append(self._lines.ended(inc, held, outcome), lines=len(held) + 1, settles=settles)
+        held.clear()
 
     def execution(self, request_id: str, state: ExecutionState, evidence: Evidence) -> None:
         """Write what is known of the engine's work for a request; what better evidence contradicts is dropped."""
@@ -161,7 +166,7 @@ class LedgerJournal:
         for change in changes:  # written with the outcome that follows, in one go
             if change.state in FINAL:
                 self._final.add(request_id)
-            self._held.append(self._lines.execution(self._incs[request_id], request_id, change.state, change.evidence))
+            self._held.append((change.state, change.evidence))
 
     def rejected(self, request_class: RequestClass, reason: str) -> None:
         """Count a refusal."""

@@ -7,7 +7,8 @@ Rules:
 * `sync`: "always" waits for fsync as well; "interval" syncs from a second thread, so nobody waits; "off" leaves it to
   the kernel. A written line survives our death by SIGKILL; only a synced one survives power loss.
 * Loop and threads share a queue, bounded in bytes, and a few numbers under one lock that is never held during I/O. The
-  loop touches the file only while the writer's thread has nothing in hand.
+  loop touches the file only while the writer's thread has nothing in hand: the loop alone hands over and clears `_calm`
+  with it, the thread sets it when it is done, so the loop may read it without the lock.
 * A failing write is tried again a few times; then its lines are counted as lost, later ones get one try each, and the
   first that succeeds is preceded by a `gap` line with the count; `retry` tries with nothing but that line. Failure is a
   value to read (`health`), never raised.
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 import trio
 
 from vllm_supervisor.adapters.ledger_file import LedgerFile
-from vllm_supervisor.core.disk_trust import DiskTrust
+from vllm_supervisor.core.disk_trust import QUICK_S, DiskTrust
 from vllm_supervisor.core.errors import SetupError
 from vllm_supervisor.core.ledger import LedgerHealth, LedgerPolicy
 from vllm_supervisor.runtime.ledger_sync import LedgerSync
@@ -83,6 +84,7 @@ class LedgerWriter:
         self._trust = DiskTrust()
         self._look_at = 0.0
         self._always = policy.sync == "always"
+        self._calm = not self._always  # nothing is in the thread's hands, waits for it, or failed there
         # the writer's own
         self._gap_told = 0
         self._segment_lines = 0
@@ -106,47 +108,40 @@ class LedgerWriter:
         for thread in self._threads:
             thread.start()
 
-    def append(self, *lines: bytes, settles: str = "") -> None:
-        """Write lines, or hand them over. `settles` names the id whose account the last one closes."""
-        if self.append_now(*lines, settles=settles):
+    def append(self, data: bytes, *, lines: int = 1, settles: str = "") -> None:
+        """Write `lines` lines, or hand them over. `settles` names the id whose account the last one closes."""
+        if self.append_now(data, lines=lines, settles=settles):
             return
         with self._lock:
-            for position, line in enumerate(lines, 1):
-                self._enqueue(line, settles if position == len(lines) else "", opens=False)
+            for position, line in enumerate(data.splitlines(keepends=True), 1):
+                self._enqueue(line, settles if position == lines else "", opens=False)
 
-    def append_now(self, *lines: bytes, opens: str = "", settles: str = "") -> bool:
+    def append_now(self, data: bytes, *, lines: int = 1, opens: str = "", settles: str = "") -> bool:
         """Write lines at once if that is surely quick; False: nothing was done."""
+        file, sync = self._file, self._sync
         began = self._monotonic()
-        file = self._file
-        with self._lock:
-            if (
-                self._busy is not None
-                or self._pending.lines
-                or self._closing
-                or self._sync.busy_or_failed
-                or self._always
-                or self._write_failed is not None
-                or self._lost > self._gap_told
-                or not self._trust.holds(began)
-                or not file.begun
-            ):
-                return False
+        if not self._calm or sync.busy_or_failed or not self._trust.holds(began) or not file.begun:
+            return False
         try:
             if began >= self._look_at:
                 self._look_at = began + LOOK_EVERY_S
                 if not file.there():
                     return False
-            file.put(lines[0] if len(lines) == 1 else b"".join(lines))
+            file.put(data)
         except OSError:
             return False  # the writer's thread meets the same fault, and knows what to do
-        self._trust.took(began, self._monotonic())
-        self._segment_lines += len(lines)
+        ended = self._monotonic()
+        if ended - began > QUICK_S:
+            self._trust.took(began, ended)
+        self._segment_lines += lines
         with self._lock:
             if opens:
                 self._homes[opens] = self._segment
             elif settles:
                 self._homes.pop(settles, None)
-            self._note_written(len(lines))
+            self._written += lines
+            if self._by_interval:
+                sync.wrote(lines)
         return True
 
     async def append_and_wait(self, line: bytes, opens: str) -> bool:
@@ -172,7 +167,7 @@ class LedgerWriter:
     def retry(self) -> None:
         """Try whether the file can be written again, for when nothing else is going to be written."""
         with self._lock:
-            self._retrying = True
+            self._retrying, self._calm = True, False
             self._more.notify()
 
     async def flush(self, limit_s: float) -> bool:
@@ -190,7 +185,7 @@ class LedgerWriter:
     async def aclose(self, limit_s: float) -> bool:
         """Write and sync what waits, close the file; False if `limit_s` was not enough."""
         with self._lock:
-            self._closing = True
+            self._closing, self._calm = True, False
             self._more.notify()
             self._sync.close(writer_done=False)
         deadline = self._monotonic() + limit_s
@@ -227,7 +222,7 @@ class LedgerWriter:
             )
 
     def _enqueue(self, line: bytes, request_id: str, *, opens: bool) -> _Batch | None:
-        batch = self._pending
+        batch, self._calm = self._pending, False
         if self._closing or batch.size + len(line) > QUEUE_LIMIT:
             self._lost += 1
             return None
@@ -259,6 +254,14 @@ class LedgerWriter:
             with self._lock:
                 self._busy = None
                 event = batch.written
+                self._calm = not (
+                    self._pending.lines
+                    or self._retrying
+                    or self._closing
+                    or self._always
+                    or self._write_failed is not None
+                    or self._lost > self._gap_told
+                )
             if event is not None and self._token is not None:
                 with suppress(trio.RunFinishedError):
                     self._token.run_sync_soon(event.set)
@@ -291,14 +294,11 @@ class LedgerWriter:
                     self._homes[request_id] = self._segment
                 else:
                     self._homes.pop(request_id, None)
-            self._note_written(len(batch.lines))
+            self._written += len(batch.lines)
+            if self._by_interval:
+                self._sync.wrote(len(batch.lines))
         if self._policy.sync == "always":
             self._sync.sync(None, len(batch.lines))
-
-    def _note_written(self, lines: int) -> None:
-        self._written += lines
-        if self._by_interval:
-            self._sync.wrote(lines)
 
     def _put(self, data: bytes) -> None:
         try:
