@@ -5,9 +5,10 @@ Rules:
 * An answer is fed as it comes. What it held since the last look is taken by `take_body`; the collector never
   sees a stream larger than one read.
 * A parser and its events hold each other; `close` breaks the ring so that no garbage waits for the collector.
+* Heads repeat. One that is byte for byte a head that was parsed before means the same, so it is not parsed again.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import httptools
 
@@ -16,12 +17,30 @@ from vllm_supervisor.core.http_semantics import (
     BadAnswerError,
     BadRequest,
     Fields,
+    Framing,
     RequestHead,
+    plain_answer,
     read_answer,
     read_request,
+    well_formed,
 )
 
 _MAX_INTERIM = 8  # 1xx answers before the real one
+_REMEMBERED = 512  # heads
+_REMEMBERED_BYTES = 2048  # of a head; a larger one is not kept
+_END_OF_HEAD = b"\r\n\r\n"
+
+Head = TypeVar("Head", RequestHead, AnswerHead)
+
+
+class _Known(dict[bytes, Head]):
+    """Heads by their raw bytes, bounded: when it is full it begins anew, which costs each head one more parsing."""
+
+    def keep(self, raw: bytes, head: Head) -> None:
+        if len(raw) <= _REMEMBERED_BYTES:
+            if len(self) >= _REMEMBERED:
+                self.clear()
+            self[raw] = head
 
 
 class _HeadEvents:
@@ -53,11 +72,52 @@ def parse_request(head: bytes, *, max_body: int) -> RequestHead | BadRequest:
     )
 
 
+class RequestHeads:
+    """Reads the request heads of one front door."""
+
+    def __init__(self, max_body: int) -> None:
+        """Refuse bodies that are announced as larger than `max_body` bytes."""
+        self._max_body = max_body
+        self._known: _Known[RequestHead] = _Known()
+
+    def read(self, raw: bytes) -> RequestHead | BadRequest:
+        """Say what a complete raw head (up to and with its empty line) asks for."""
+        head = self._known.get(raw)
+        if head is not None:
+            return head
+        if not well_formed(raw):
+            return BadRequest(400, "the request head is not valid HTTP/1.1")
+        read = parse_request(raw, max_body=self._max_body)
+        if not isinstance(read, BadRequest):
+            self._known.keep(raw, read)
+        return read
+
+
+class AnswerHeads:
+    """The heads of whole answers that one front door has seen, with the bytes of body each announces."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._known: _Known[AnswerHead] = _Known()
+
+    def of_whole(self, raw: bytes, body_bytes: int) -> AnswerHead | None:
+        """Return what `raw` means if it is known, and announces just the body that came with it."""
+        head = self._known.get(raw)
+        return head if head is not None and head.length is not None and int(head.length) == body_bytes else None
+
+    def keep(self, raw: bytes, head: AnswerHead) -> None:
+        """Remember the head of an answer, if its end is plain and tells the length of the body."""
+        if head.framing is Framing.LENGTH and plain_answer(raw):
+            self._known.keep(raw, head)
+
+
 class Answer:
     """One answer of the engine while it passes. `head` is set once it is complete, `interim` before that for 1xx."""
 
     __slots__ = (
         "_fields",
+        "_heads",
+        "_opening",
         "_parser",
         "_pieces",
         "_quiet",
@@ -72,9 +132,11 @@ class Answer:
         "tunnelled",
     )
 
-    def __init__(self, *, to_head: bool) -> None:
-        """`to_head`: the request was HEAD, so whatever the fields say there is no body."""
+    def __init__(self, *, to_head: bool, heads: AnswerHeads | None = None) -> None:
+        """`to_head`: the request was HEAD, so whatever the fields say there is no body. `heads` are those known."""
         self._to_head = to_head
+        self._heads = None if to_head else heads
+        self._opening = b""  # what may be the raw head, if it came in one piece
         self._fields: Fields = []
         self._reason = b""
         self._pieces: list[bytes] = []
@@ -86,7 +148,7 @@ class Answer:
         self.complete = False
         self.surplus = False  # bytes came after the end
         self.tunnelled = b""  # bytes behind a 101
-        self._parser: Any = httptools.HttpResponseParser(self)
+        self._parser: Any = None
 
     # -- events of the parser ----------------------------------------------------------------------------------
 
@@ -118,6 +180,8 @@ class Answer:
         self.head = head
         if self._to_head or head.switches:
             self.complete = True
+        elif self._opening and self._heads is not None and not self.interim:
+            self._heads.keep(self._opening, head)
 
     def on_message_complete(self) -> None:
         """Note the end, unless it is that of an interim answer."""
@@ -129,8 +193,16 @@ class Answer:
 
     def feed(self, data: bytes, max_head: int) -> None:
         """Parse the next bytes from the engine; raises BadAnswerError."""
+        parser = self._parser
+        if parser is None:
+            if self.complete:
+                self.surplus = True
+                return
+            if self._heads is not None and self._is_whole(data, self._heads):
+                return
+            parser = self._parser = httptools.HttpResponseParser(self)
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self.tunnelled = data[upgrade.args[0] :]
         except httptools.HttpParserCallbackError as error:
@@ -149,6 +221,22 @@ class Answer:
         if self._to_head and self._pieces:
             self._pieces.clear()
             self.surplus = True
+
+    def _is_whole(self, data: bytes, heads: AnswerHeads) -> bool:
+        """Take a whole answer with a known head, which needs no parser."""
+        end = data.find(_END_OF_HEAD) + len(_END_OF_HEAD)
+        if end < len(_END_OF_HEAD):
+            return False
+        opening = data[:end]
+        head = heads.of_whole(opening, len(data) - end)
+        if head is None:
+            self._opening = opening
+            return False
+        self.head = head
+        self.complete = True
+        if end < len(data):
+            self._pieces.append(data[end:])
+        return True
 
     def take_body(self) -> bytes:
         """Return the body bytes read since the last call."""

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 Fields = list[tuple[bytes, bytes]]
 
@@ -28,6 +29,7 @@ _REQUEST_HEAD = re.compile(
     + _TOKEN
     + rb"++:[\t -~\x80-\xff]*+\r\n)*+\r\n"
 )
+_ANSWER_HEAD = re.compile(rb"HTTP/1\.1 [^\r\n]++\r\n(?:[^\r\n]++\r\n)*+\r\n")
 # A line end without CR, or a CR without LF, can already be refused before the head is complete.
 _BROKEN_LINE = re.compile(rb"(?<!\r)\n|\r(?![\n])(?!\Z)")
 
@@ -65,8 +67,7 @@ class BadRequest:
     message: str
 
 
-@dataclass(slots=True, eq=False)
-class RequestHead:
+class RequestHead(NamedTuple):
     """A request that may be served. `length` is the body's bytes, or CHUNKED; `fields` end each with CRLF."""
 
     method: bytes
@@ -121,6 +122,11 @@ def broken_line(head: bytes | bytearray) -> bool:
 def well_formed(head: bytes) -> bool:
     """Say whether a complete raw request head (with its final empty line) fits the strict grammar."""
     return _REQUEST_HEAD.fullmatch(head) is not None
+
+
+def plain_answer(head: bytes) -> bool:
+    """Say whether a raw head of an answer ends with its first empty line for every reader: no bare CR or LF in it."""
+    return _ANSWER_HEAD.fullmatch(head) is not None
 
 
 def read_request(method: bytes, target: bytes, fields: Fields, *, old: bool, max_body: int) -> RequestHead | BadRequest:

@@ -23,6 +23,11 @@ class Upload:
         self.complete = length == 0
         self.rest = b""
 
+    def take_whole(self) -> None:
+        """Note that the body has come as one piece of just the announced length, and goes to the engine as it is."""
+        self._left = 0
+        self.begun = self.complete = True
+
     def feed(self, data: bytes) -> bytes:
         """Return what goes to the engine for `data`; raises ChunkError, BodyTooLargeError."""
         if self.complete:

@@ -16,14 +16,15 @@ from functools import partial
 import trio
 
 from vllm_supervisor.adapters import sockets
-from vllm_supervisor.adapters.http1 import parse_request
+from vllm_supervisor.adapters.http1 import RequestHeads
 from vllm_supervisor.core import replies
 from vllm_supervisor.core.admission import SATURATED, Rejection
 from vllm_supervisor.core.ending import Ending
 from vllm_supervisor.core.front_door_settings import FrontDoorSettings
-from vllm_supervisor.core.http_semantics import BadRequest, RequestHead, broken_line, well_formed
+from vllm_supervisor.core.http_semantics import BadRequest, RequestHead, broken_line
 from vllm_supervisor.core.routes import Kind, Route, Router
-from vllm_supervisor.runtime.exchange import Desk, Exchange
+from vllm_supervisor.runtime.desk import Desk
+from vllm_supervisor.runtime.exchange import Exchange
 from vllm_supervisor.runtime.link import Link
 from vllm_supervisor.runtime.own_answers import OwnAnswers
 from vllm_supervisor.runtime.pump import Parking
@@ -46,6 +47,7 @@ class Hall:
     own: OwnAnswers
     router: Router
     settings: FrontDoorSettings
+    heads: RequestHeads
     probed: Callable[[RequestHead], None]  # told when a health path said 503
     waiting: dict["Connection", None] = field(default_factory=dict)
 
@@ -190,10 +192,7 @@ class Connection:
         return False
 
     def _serve(self, raw: bytes) -> None:
-        if not well_formed(raw):
-            self._refuse(BadRequest(400, "the request head is not valid HTTP/1.1"))
-            return
-        head = parse_request(raw, max_body=self._hall.settings.max_body)
+        head = self._hall.heads.read(raw)
         if isinstance(head, BadRequest):
             self._refuse(head)
             return

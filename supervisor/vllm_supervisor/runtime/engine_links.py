@@ -17,10 +17,15 @@ _MAX_IDLE = 512
 class EngineLink(Link):
     """A connection to one incarnation of the engine."""
 
-    __slots__ = ("generation", "idle_since")
+    __slots__ = ("generation", "idle_since", "pool")
 
     generation: int
     idle_since: float
+    pool: "EngineLinks"
+
+    def unasked(self, _what: bytes | bool) -> None:
+        """Take note, while idle, of bytes nobody asked for, or of the end."""
+        self.pool.drop(self)
 
 
 class EngineLinks:
@@ -57,11 +62,12 @@ class EngineLinks:
             link.close()
             return
         link.idle_since = self._now()
-        link.on_bytes = lambda _data: self._drop(link)
-        link.on_gone = lambda _clean: self._drop(link)
+        link.pool = self
+        link.on_bytes = link.on_gone = link.unasked
         self._idle.append(link)
 
-    def _drop(self, link: EngineLink) -> None:
+    def drop(self, link: EngineLink) -> None:
+        """Close one that is idle."""
         self._idle.remove(link)
         link.close()
 

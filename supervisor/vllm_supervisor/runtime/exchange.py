@@ -10,44 +10,25 @@ Rules:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import trio
 
-from vllm_supervisor.adapters.upstream import Upstreams
 from vllm_supervisor.core import replies
-from vllm_supervisor.core.admission import Gate, OpenRequest, Rejection
+from vllm_supervisor.core.admission import OpenRequest, Rejection
 from vllm_supervisor.core.asked import choices_asked
 from vllm_supervisor.core.completion import Judgement
 from vllm_supervisor.core.ending import CUTS, MEANINGS, Ending
-from vllm_supervisor.core.front_door_settings import FrontDoorSettings
 from vllm_supervisor.core.http_semantics import RequestHead
-from vllm_supervisor.core.journal import Journal, RequestOutcome
+from vllm_supervisor.core.journal import RequestOutcome
 from vllm_supervisor.core.routes import Kind, Route
 from vllm_supervisor.core.words import Cut, Evidence, ExecutionState, Outcome
-from vllm_supervisor.runtime.engine_links import EngineLink, EngineLinks
+from vllm_supervisor.runtime.desk import Desk
+from vllm_supervisor.runtime.engine_links import EngineLink
 from vllm_supervisor.runtime.link import Link
-from vllm_supervisor.runtime.pump import Pump
 from vllm_supervisor.runtime.relay import Relay
 
 # Refusals that a request may wait out, if the configuration lets it.
 _HOLDABLE = frozenset({"engine_starting", "engine_restarting"})
-
-
-@dataclass(frozen=True, slots=True)
-class Desk:
-    """What every exchange uses, the same for all of them."""
-
-    gate: Gate
-    journal: Journal
-    settings: FrontDoorSettings
-    upstreams: Upstreams
-    links: EngineLinks
-    pump: Pump
-    retry_after: Callable[[Rejection], int]
-    now: Callable[[], float]
-    closing: Callable[[], bool]
-    changed: trio.lowlevel.ParkingLot  # where held requests wait for admission to open, or to close for good
 
 
 class Exchange:
@@ -57,6 +38,7 @@ class Exchange:
         "_admin",
         "_body",
         "_client",
+        "_continued",
         "_desk",
         "_head",
         "_ledgered",
@@ -80,6 +62,7 @@ class Exchange:
         self._ledgered = route.kind is Kind.GATED
         self._over = over
         self._body = b""
+        self._continued = False  # the client was asked for the body it holds back
         self._request: OpenRequest | None = None
         self._relay: Relay | None = None
         self._scope: trio.CancelScope | None = None
@@ -179,17 +162,7 @@ class Exchange:
         self._request = request
         request.upgrade = self._head.upgrade
         request.cut = self._cut
-        relay = self._relay = Relay(
-            desk.pump,
-            self._client,
-            self._head,
-            request,
-            desk.settings,
-            ledgered=self._ledgered,
-            closing=desk.closing,
-            give_back=desk.links.give_back,
-            over=self._ended,
-        )
+        relay = self._relay = Relay(desk, self._client, self._head, request, self._ended, ledgered=self._ledgered)
         if not self._told:
             if len(self._body) == self._head.length:
                 relay.choices = choices_asked(request.request_class, self._body)
@@ -231,8 +204,8 @@ class Exchange:
 
     def _say_continue(self, relay: Relay) -> None:
         """Ask the client for the body it holds back, once, unless it has begun to send it."""
-        if self._head.expects_continue:
-            self._head.expects_continue = False
+        if self._head.expects_continue and not self._continued:
+            self._continued = True
             if relay.body_untouched:
                 self._client.write(replies.CONTINUE)
 
@@ -258,28 +231,29 @@ class Exchange:
     def _account(self, request: OpenRequest, relay: Relay) -> None:
         ending = relay.ending or Ending.STOPPED
         meaning = MEANINGS[ending]
-        verdict = Judgement(meaning.outcome, meaning.why)
-        judged = None
+        outcome, why, marker, judged = meaning.outcome, meaning.why, "", None
         if relay.judge is not None:
             judged = relay.judge.judge()
             request.engine_id = judged.engine_id or request.engine_id
-            verdict = judged if ending is Ending.ANSWERED else Judgement(meaning.outcome, meaning.why, judged.marker)
+            marker = judged.marker
+            if ending is Ending.ANSWERED:
+                outcome, why = judged.outcome, judged.why
         journal = self._desk.journal
         journal.execution(request.id, *_execution(relay, ending, judged))
-        first = request.first_byte_at
+        admitted, first = request.admitted_at, request.first_byte_at
         journal.outcome(
             RequestOutcome(
-                id=request.id,
-                request_class=request.request_class,
-                outcome=verdict.outcome,
-                why=verdict.why,
-                status=relay.status,
-                stream=bool(request.stream),
-                ended_by=meaning.ended_by,
-                bytes=relay.bytes_out,
-                first_byte_s=None if first is None else first - request.admitted_at,
-                duration_s=self._desk.now() - request.admitted_at,
-                marker=verdict.marker,
+                request.id,
+                request.request_class,
+                outcome,
+                why,
+                relay.status,
+                bool(request.stream),
+                meaning.ended_by,
+                relay.bytes_out,
+                None if first is None else first - admitted,
+                self._desk.now() - admitted,
+                marker,
             )
         )
 

@@ -17,6 +17,7 @@ import trio
 from structlog.typing import FilteringBoundLogger
 
 from vllm_supervisor.adapters import sockets
+from vllm_supervisor.adapters.http1 import RequestHeads
 from vllm_supervisor.adapters.upstream import Upstreams
 from vllm_supervisor.core.admission import Gate, Rejection
 from vllm_supervisor.core.front_door_settings import FrontDoorSettings
@@ -26,7 +27,7 @@ from vllm_supervisor.core.routes import Router
 from vllm_supervisor.core.view import View
 from vllm_supervisor.runtime.connection import Connection, Hall
 from vllm_supervisor.runtime.engine_links import EngineLinks
-from vllm_supervisor.runtime.exchange import Desk
+from vllm_supervisor.runtime.desk import Desk
 from vllm_supervisor.runtime.link import Link
 from vllm_supervisor.runtime.own_answers import OwnAnswers
 from vllm_supervisor.runtime.pump import Pump
@@ -85,7 +86,7 @@ class FrontDoor:
             health_means_alive=settings.health == "alive",
         )
         own = OwnAnswers(view=view, exposition=exposition, upstreams=engine)
-        self._hall = Hall(desk, own, router, settings, probed=self._probed)
+        self._hall = Hall(desk, own, router, settings, RequestHeads(settings.max_body), probed=self._probed)
 
     async def serve(
         self, listeners: list[socket.socket], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED

@@ -8,6 +8,7 @@ Rules:
 * After `on_gone` no more bytes come; after `close` no callback comes at all.
 """
 
+import select
 import socket
 import ssl
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from vllm_supervisor.adapters import sockets
 from vllm_supervisor.runtime.pump import GONE, HANGUP, NOT_WRITABLE, READABLE, WRITABLE, Pump
 
+_BYTES = select.EPOLLIN
 _READ_SIZE = sockets.READ_SIZE
 _WOULD_BLOCK = sockets.WOULD_BLOCK
 
@@ -143,9 +145,9 @@ class Link:
             self._end(clean=True)
             return
         self.on_bytes(data)
-        # TLS may hold a decrypted rest that no event of the kernel will ever announce.
-        while self._tls and self._reading and not self.closed and self.sock.pending():  # type: ignore[attr-defined]
-            self.on_bytes(self.sock.recv(_READ_SIZE))
+        if self._tls:  # it may hold a decrypted rest that no event of the kernel will ever announce
+            while self._reading and not self.closed and self.sock.pending():  # type: ignore[attr-defined]
+                self.on_bytes(self.sock.recv(_READ_SIZE))
 
     def _end(self, *, clean: bool) -> None:
         if self.ended:
@@ -159,7 +161,10 @@ class Link:
 
     def _ready(self, events: int) -> None:
         try:
-            self._handle(events)
+            if events == _BYTES and self._reading:  # nothing else, as usual
+                self._receive()
+            else:
+                self._handle(events)
         except Exception as fault:  # noqa: BLE001 - our fault ends this exchange, not the pump with all others
             self._pump.on_fault(fault)
             self._end(clean=False)

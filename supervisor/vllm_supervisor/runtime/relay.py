@@ -20,7 +20,6 @@ from vllm_supervisor.core.chunked import ChunkError
 from vllm_supervisor.core.completion import Judge, judge_for
 from vllm_supervisor.core.ending import MEANINGS, Ending
 from vllm_supervisor.core.event_lines import only_comments
-from vllm_supervisor.core.front_door_settings import FrontDoorSettings
 from vllm_supervisor.core.http_semantics import (
     BadAnswerError,
     Framing,
@@ -30,9 +29,9 @@ from vllm_supervisor.core.http_semantics import (
     trailer_lines,
 )
 from vllm_supervisor.core.upload import BodyTooLargeError, Upload
+from vllm_supervisor.runtime.desk import Desk
 from vllm_supervisor.runtime.engine_links import EngineLink
 from vllm_supervisor.runtime.link import Link
-from vllm_supervisor.runtime.pump import Pump
 
 _BOUNDARIES = (b"\n\n", b"\r\n\r\n")  # between two events of a stream
 _EARLY_BYTES = 64 * 1024  # of a body, before there is a connection to send it on
@@ -42,32 +41,35 @@ _LAST_CHUNK = b"0\r\n"  # before the trailer section and an empty line
 class Relay:
     """See the module's rules. What the account of the exchange needs stands in the public attributes."""
 
+    __slots__ = (
+        "_answer", "_chunked_out", "_client", "_deadline", "_desk", "_engine", "_first", "_good", "_ledgered", "_over",
+        "_pump", "_request", "_settings", "_tail", "_tunnel", "_upload", "_uploaded_at", "bytes_out", "choices",
+        "ending", "head", "judge", "keep", "must_reset", "sent_any", "status",
+    )  # fmt: skip
+
     def __init__(
         self,
-        pump: Pump,
+        desk: Desk,
         client: Link,
         head: RequestHead,
         request: OpenRequest,
-        settings: FrontDoorSettings,
+        over: Callable[[], None],
         *,
         ledgered: bool,
-        closing: Callable[[], bool],
-        give_back: Callable[[EngineLink], None],
-        over: Callable[[], None],
     ) -> None:
-        """Take `closing` (shall the client's connection end with this answer?) and `give_back` (for the engine's)."""
-        self._pump = pump
+        """Relay `request`, and say `over` at its end."""
+        settings = desk.settings
+        self._desk = desk
+        self._pump = desk.pump
         self._client = client
         self._request = request
         self._settings = settings
         self._ledgered = ledgered
-        self._closing = closing
-        self._give_back = give_back
         self._over = over
         self._engine: EngineLink | None = None
-        self._answer = Answer(to_head=head.method == b"HEAD")
+        self._answer = Answer(to_head=head.method == b"HEAD", heads=desk.heads)
         self._upload = Upload(head.length, max_body=settings.max_body, max_trailer=settings.max_head)
-        self._uploaded_at = pump.now
+        self._uploaded_at = desk.pump.now
         self._first = b""
         self._chunked_out = False
         self._tail = b""  # the last bytes of the answer's body: is the client between two events?
@@ -93,7 +95,10 @@ class Relay:
         client.on_bytes = self._from_client
         client.on_gone = self._client_gone
         client.on_drained = self._client_drained
-        if body:
+        if len(body) == self.head.length:  # all of it has come, as it usually does
+            self._upload.take_whole()
+            self._first += body
+        elif body:
             self._from_client(body)
 
     def start(self, engine: EngineLink) -> bool:
@@ -168,11 +173,12 @@ class Relay:
             return
         body = answer.take_body()
         if body:
-            if self._good and not (self._request.stream and only_comments(body)):
-                self._request.last_byte_at = self._pump.now
-            out += b"%x\r\n%b\r\n" % (len(body), body) if self._chunked_out else body
-            self.bytes_out += len(body)
-            self._tail = body[-4:] if len(body) >= 4 else (self._tail + body)[-4:]
+            request, size = self._request, len(body)
+            if self._good and not (request.stream and only_comments(body)):
+                request.last_byte_at = self._pump.now
+            out += b"%x\r\n%b\r\n" % (size, body) if self._chunked_out else body
+            self.bytes_out += size
+            self._tail = body[-4:] if size >= 4 else (self._tail + body)[-4:]
         if answer.complete and self._chunked_out:
             out += _LAST_CHUNK + trailer_lines(answer.trailers) + b"\r\n"
         if out:
@@ -202,7 +208,7 @@ class Relay:
         request.first_byte_at = self._pump.now
         request.stream = head.event_stream
         # A body that is still coming leaves no way to find the next request: the connection ends with this answer.
-        self.keep = self.head.keep_alive and self._upload.complete and not self._closing()
+        self.keep = self.head.keep_alive and self._upload.complete and not self._desk.closing()
         old = self.head.old
         open_ended = head.open_ended
         self._chunked_out = open_ended and not old
@@ -315,7 +321,7 @@ class Relay:
             head = answer.head
             clean = ending is Ending.ANSWERED and self._upload.complete and not self._tunnel and not answer.surplus
             if clean and head is not None and head.keep_alive:
-                self._give_back(engine)
+                self._desk.links.give_back(engine)
             else:
                 engine.close()
         answer.close()
