@@ -34,8 +34,7 @@ def _read(raw: bytes, cuts: list[int], *, to_head: bool = False) -> tuple[object
     answer = Answer(to_head=to_head)
     body, start = b"", 0
     for end in [*sorted({cut for cut in cuts if cut < len(raw)}), len(raw)]:
-        answer.feed(raw[start:end], LIMIT)
-        body += answer.take_body()
+        body += answer.feed(raw[start:end], LIMIT)
         start = end
     head = answer.head
     result = (
@@ -117,7 +116,6 @@ def test_ten_million_damaged_bytes_for_the_answer_parser():
             while raw:
                 size = rng.randrange(1, 400)
                 answer.feed(raw[:size], LIMIT)
-                answer.take_body()
                 raw = raw[size:]
         answer.close()
 

@@ -2,8 +2,7 @@
 
 Rules:
 * A request head comes here whole and already checked against the strict grammar; the body is not parsed here.
-* An answer is fed as it comes. What it held since the last look is taken by `take_body`; the collector never
-  sees a stream larger than one read.
+* An answer is fed as it comes, and gives back at once what was of its body: nothing of a stream is kept here.
 * A parser and its events hold each other; `close` breaks the ring so that no garbage waits for the collector.
 * Heads repeat. One that is byte for byte a head that was parsed before means the same, so it is not parsed again.
 """
@@ -123,6 +122,7 @@ class Answer:
         "_quiet",
         "_reason",
         "_to_head",
+        "_whole",
         "complete",
         "head",
         "interim",
@@ -141,6 +141,7 @@ class Answer:
         self._reason = b""
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append  # called by the parser without a Python frame
+        self._whole = b""  # the body that came with a known head
         self._quiet = 0  # bytes read since the last one of a body
         self.head: AnswerHead | None = None
         self.interim: list[AnswerHead] = []
@@ -191,15 +192,15 @@ class Answer:
 
     # -- what the exchange uses --------------------------------------------------------------------------------
 
-    def feed(self, data: bytes, max_head: int) -> None:
-        """Parse the next bytes from the engine; raises BadAnswerError."""
+    def feed(self, data: bytes, max_head: int) -> bytes:
+        """Parse the next bytes from the engine and return those of the body; raises BadAnswerError."""
         parser = self._parser
         if parser is None:
             if self.complete:
                 self.surplus = True
-                return
+                return b""
             if self._heads is not None and self._is_whole(data, self._heads):
-                return
+                return self._whole
             parser = self._parser = httptools.HttpResponseParser(self)
         try:
             parser.feed_data(data)
@@ -211,16 +212,21 @@ class Answer:
             if not self.complete:
                 raise BadAnswerError(str(error)) from error
             self.surplus = True
-        if self._pieces:
-            self._quiet = 0
-        elif not self.complete:
-            # Inside a head, an extension or a trailer section, which the parser would collect without end.
-            self._quiet += len(data)
-            if self._quiet > max_head or len(self.interim) > _MAX_INTERIM:
-                raise BadAnswerError("a head or trailer section without end")
-        if self._to_head and self._pieces:
-            self._pieces.clear()
+        pieces = self._pieces
+        if not pieces:
+            if not self.complete:
+                # Inside a head, an extension or a trailer section, which the parser would collect without end.
+                self._quiet += len(data)
+                if self._quiet > max_head or len(self.interim) > _MAX_INTERIM:
+                    raise BadAnswerError("a head or trailer section without end")
+            return b""
+        self._quiet = 0
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        if self._to_head:
             self.surplus = True
+            return b""
+        return body
 
     def _is_whole(self, data: bytes, heads: AnswerHeads) -> bool:
         """Take a whole answer with a known head, which needs no parser."""
@@ -234,18 +240,8 @@ class Answer:
             return False
         self.head = head
         self.complete = True
-        if end < len(data):
-            self._pieces.append(data[end:])
+        self._whole = data[end:]
         return True
-
-    def take_body(self) -> bytes:
-        """Return the body bytes read since the last call."""
-        pieces = self._pieces
-        if len(pieces) == 1:
-            return pieces.pop()
-        body = b"".join(pieces)
-        pieces.clear()
-        return body
 
     def close(self) -> None:
         """Let go of the parser."""

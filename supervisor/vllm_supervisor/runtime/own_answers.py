@@ -67,8 +67,7 @@ class OwnAnswers:
                 data = await stream.recv(READ_SIZE)
                 if not data:
                     break
-                answer.feed(data, _MAX_HEAD)
-                body += answer.take_body()
+                body += answer.feed(data, _MAX_HEAD)
                 if len(body) > _MAX_EXPOSITION:
                     raise BadAnswerError("an exposition without end")
             whole, found = answer.complete, answer.head

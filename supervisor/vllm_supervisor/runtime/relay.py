@@ -162,32 +162,36 @@ class Relay:
         if self._tunnel:
             self._pass(data)
             return
-        answer = self._answer
+        answer, client = self._answer, self._client
         out = b""
         try:
-            answer.feed(data, self._settings.max_head)
+            body = answer.feed(data, self._settings.max_head)
             if self.status is None:
                 out = self._start_answer()
         except BadAnswerError:
             self.end(Ending.ENGINE_FAILED)
             return
-        body = answer.take_body()
         if body:
             request, size = self._request, len(body)
-            if self._good and not (request.stream and only_comments(body)):
+            if self._good and not (body.startswith(b":") and request.stream and only_comments(body)):
                 request.last_byte_at = self._pump.now
-            out += b"%x\r\n%b\r\n" % (size, body) if self._chunked_out else body
             self.bytes_out += size
             self._tail = body[-4:] if size >= 4 else (self._tail + body)[-4:]
+            if not self._chunked_out:
+                out += body
+            elif out:
+                out += b"%x\r\n%b\r\n" % (size, body)
+            else:
+                out = b"%x\r\n%b\r\n" % (size, body)
         if answer.complete and self._chunked_out:
             out += _LAST_CHUNK + trailer_lines(answer.trailers) + b"\r\n"
         if out:
-            self._client.write(out)
+            client.write(out)
         if body and self.judge is not None:
             self.judge.feed(body)
         if answer.complete:
             self._answer_complete()
-        elif self._client.outbox and self._engine is not None:
+        elif client.outbox and self._engine is not None:
             self._engine.pause()
             self._take_turns()
 
