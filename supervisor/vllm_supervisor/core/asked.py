@@ -15,7 +15,7 @@ def choices_asked(request_class: RequestClass, body: bytes) -> int | None:
     """Return n times the number of prompts of a whole chat or completions body; None where it is not cheaply known."""
     if request_class is not RequestClass.CHAT and request_class is not RequestClass.COMPLETIONS:
         return None
-    if b'"n"' not in body and (request_class is RequestClass.CHAT or _LIST_PROMPT.search(body) is None):
+    if body.find(b'"n"') < 0 and (request_class is RequestClass.CHAT or _LIST_PROMPT.search(body) is None):
         return 1
     if len(body) > _MAX_PARSED:
         return None
