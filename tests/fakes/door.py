@@ -68,13 +68,10 @@ class FakeJournal:
         self.accepted_ids.append(request.id)
         return True
 
-    def outcome(self, outcome: RequestOutcome) -> None:
-        """Note the outcome."""
+    def ended(self, outcome: RequestOutcome, state: ExecutionState, evidence: Evidence) -> None:
+        """Note the outcome and the statement."""
         self.outcomes.append(outcome)
-
-    def execution(self, request_id: str, state: ExecutionState, evidence: Evidence) -> None:
-        """Note the statement."""
-        self.executions.append((request_id, state, evidence))
+        self.executions.append((outcome.id, state, evidence))
 
     def rejected(self, request_class: RequestClass, reason: str) -> None:
         """Note the refusal."""

@@ -8,7 +8,7 @@ from vllm_supervisor.core.admission import Gate, OpenRequest
 from vllm_supervisor.core.front_door_settings import FrontDoorSettings
 from vllm_supervisor.core.journal import RequestOutcome
 from vllm_supervisor.core.samples import DoorSample
-from vllm_supervisor.core.words import ClosedReason, EndedBy, Outcome, RequestClass
+from vllm_supervisor.core.words import ClosedReason, EndedBy, Evidence, ExecutionState, Outcome, RequestClass
 from vllm_supervisor.runtime.door_account import DoorAccount
 
 PATH = b"/v1/completions"
@@ -209,7 +209,7 @@ def test_errors_in_a_row() -> None:
         assert isinstance(request, OpenRequest)
         request.admin, request.last_byte_at = admin, last
         times[0] += 10.0
-        account.outcome(ended(request, outcome, status, by))
+        account.ended(ended(request, outcome, status, by), ExecutionState.COMPLETED, Evidence.ANSWER)
         gate.release(request)
 
     end(Outcome.FAILED, 500, EndedBy.ENGINE)

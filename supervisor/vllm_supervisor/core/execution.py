@@ -149,6 +149,15 @@ class ExecutionRegister:
             self._testify(entry, event)
         return self._judge(entry)
 
+    def settle(self, request_id: str, state: ExecutionState) -> bool:
+        """Take a final state for a request of which nothing was said so far; False if it is not such a one."""
+        entry = self._entries.get(request_id)
+        if entry is None or entry.state is not None:
+            return False
+        self.states[state] += 1
+        self._drop(entry)
+        return True
+
     def told(self, request_id: str, state: ExecutionState, evidence: Evidence) -> list[Change]:
         """Take what the front door knows. What contradicts better evidence is dropped."""
         entry = self._entries.get(request_id)

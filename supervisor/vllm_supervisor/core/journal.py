@@ -1,5 +1,7 @@
 """What the front door tells the ledgers, and the contract of whoever listens."""
 
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from vllm_supervisor.core.admission import OpenRequest
@@ -22,6 +24,24 @@ class RequestOutcome(NamedTuple):
     marker: str  # the end that was seen: "[DONE]", "response.completed", "message_stop", "" …
 
 
+@dataclass(slots=True)
+class RequestCounts:
+    """The request register of this run, as status shows it. `open` outcomes are written only when a run ends."""
+
+    accepted: int = 0
+    rejected: int = 0
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    by_class: Counter[tuple[RequestClass, Outcome]] = field(default_factory=Counter)
+    why: Counter[str] = field(default_factory=Counter)  # a small fixed set of words
+    refused: Counter[str] = field(default_factory=Counter)  # by the code a refused client reads
+
+    def count(self, outcome: RequestOutcome) -> None:
+        """Count an accepted request that has ended."""
+        self.outcomes[outcome.outcome] += 1
+        self.by_class[outcome.request_class, outcome.outcome] += 1
+        self.why[outcome.why] += 1
+
+
 class Journal(Protocol):
     """Both ledgers as the front door sees them."""
 
@@ -34,11 +54,8 @@ class Journal(Protocol):
         False: it could not be written, and the request must not go on without it.
         """
 
-    def outcome(self, outcome: RequestOutcome) -> None:
-        """Write the one outcome of a request."""
-
-    def execution(self, request_id: str, state: ExecutionState, evidence: Evidence) -> None:
-        """Write what is now known of the engine's work for a request."""
+    def ended(self, outcome: RequestOutcome, state: ExecutionState, evidence: Evidence) -> None:
+        """Write the one outcome of a request, and what is known of the engine's work for it now."""
 
     def rejected(self, request_class: RequestClass, reason: str) -> None:
         """Count a refusal (one line a class, reason and second)."""

@@ -55,9 +55,9 @@ class DoorAccount:
             self._ledger_failed()
         return on_record
 
-    def outcome(self, outcome: RequestOutcome) -> None:
+    def ended(self, outcome: RequestOutcome, state: ExecutionState, evidence: Evidence) -> None:
         """Count successes, and errors of the engine in a row; a client's mistake and an operator's call are neither."""
-        self._journal.outcome(outcome)
+        self._journal.ended(outcome, state, evidence)
         if outcome.outcome is Outcome.FAILED or outcome.why == Cut.DRAIN_DEADLINE:
             self._lost.append(self._now())
         request = self._gate.open.get(outcome.id)
@@ -72,10 +72,6 @@ class DoorAccount:
         elif outcome.outcome is Outcome.FAILED and outcome.ended_by is EndedBy.ENGINE:
             self._errors += 1
             self._errors_since = self._now() if self._errors_since is None else self._errors_since
-
-    def execution(self, request_id: str, state: ExecutionState, evidence: Evidence) -> None:
-        """Pass on."""
-        self._journal.execution(request_id, state, evidence)
 
     def rejected(self, request_class: RequestClass, reason: str) -> None:
         """Pass on, and say that somebody came late."""

@@ -5,7 +5,7 @@ Rules:
 * The acceptance is on record before one byte goes to the engine.
 * A request is sent again, on another connection, only if not one byte of it went out.
 * `begin` goes as far as it can without waiting, usually the whole way; only what must wait needs the task (`go_on`).
-* However it ends, one outcome and one execution statement are written and the place is given back, at once and by
+* However it ends, one outcome with one execution statement is written and the place is given back, at once and by
   plain code.
 """
 
@@ -238,24 +238,21 @@ class Exchange:
             marker = judged.marker
             if ending is Ending.ANSWERED:
                 outcome, why = judged.outcome, judged.why
-        journal = self._desk.journal
-        journal.execution(request.id, *_execution(relay, ending, judged))
         admitted, first = request.admitted_at, request.first_byte_at
-        journal.outcome(
-            RequestOutcome(
-                request.id,
-                request.request_class,
-                outcome,
-                why,
-                relay.status,
-                bool(request.stream),
-                meaning.ended_by,
-                relay.bytes_out,
-                None if first is None else first - admitted,
-                self._desk.now() - admitted,
-                marker,
-            )
+        told = RequestOutcome(
+            request.id,
+            request.request_class,
+            outcome,
+            why,
+            relay.status,
+            bool(request.stream),
+            meaning.ended_by,
+            relay.bytes_out,
+            None if first is None else first - admitted,
+            self._desk.now() - admitted,
+            marker,
         )
+        self._desk.journal.ended(told, *_execution(relay, ending, judged))
 
 
 def _execution(relay: Relay, ending: Ending, judged: Judgement | None) -> tuple[ExecutionState, Evidence]:

@@ -4,22 +4,21 @@ Rules:
 * Called from the loop's thread only. Nothing here blocks; only `accepted` waits, for its own line.
 * Exactly one outcome for each accepted id; a second one, or one for an id never accepted, raises KeyError: the caller's
   fault, not the ledger's. What is in flight when the run's account is closed has the outcome `open`.
-* The front door calls `execution` before `outcome`. If it says nothing of the execution, it follows from the outcome:
-  a completed answer is a completed execution, a request no byte of which was sent has not started, and anything else
-  still runs until the engine's side says otherwise.
+* What `outcome` is told without an `execution` before it: a completed answer is a completed execution, a request no byte
+  of which was sent has not started, and anything else still runs until the engine's side says otherwise.
 * What the engine's side says arrives through `testimony`, `counts` and `engine_gone`, whoever observes it.
 * Refusals are gathered by class, reason and second; `tick` writes those of the seconds that are over.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from vllm_supervisor.core.accounts import FINAL
 from vllm_supervisor.core.admission import OpenRequest
 from vllm_supervisor.core.audit import Entry, balance_fields
 from vllm_supervisor.core.execution import Change, ExecutionRegister
-from vllm_supervisor.core.journal import RequestOutcome
+from vllm_supervisor.core.journal import RequestCounts, RequestOutcome
 from vllm_supervisor.core.ledger import Clock, LedgerHealth, Lines
 from vllm_supervisor.core.proc import ProcessId
 from vllm_supervisor.core.samples import RequestEvent
@@ -27,18 +26,6 @@ from vllm_supervisor.core.words import EndedBy, Evidence, ExecutionState, Outcom
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 
 MAX_REASONS = 256  # kinds of refusal gathered within a second
-
-
-@dataclass(slots=True)
-class RequestCounts:
-    """The request register of this run, as status shows it. `open` outcomes are written only when a run ends."""
-
-    accepted: int = 0
-    rejected: int = 0
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
-    by_class: Counter[tuple[RequestClass, Outcome]] = field(default_factory=Counter)
-    why: Counter[str] = field(default_factory=Counter)  # a small fixed set of words
-    refused: Counter[str] = field(default_factory=Counter)  # by the code a refused client reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,18 +112,24 @@ class LedgerJournal:
         self._incs[request.id] = self.inc
         self._register.begin(request.id, self.inc, request.admitted_at)
 
+    def ended(self, outcome: RequestOutcome, state: ExecutionState, evidence: Evidence) -> None:
+        """Write how a request ended. Raises KeyError if it has an outcome already or was never accepted."""
+        name = outcome.id
+        if not self._ended and state in FINAL and self._register.settle(name, state):  # as usual: no more is to be learned
+            del self._open[name]
+            self.requests.count(outcome)
+            data = self._lines.ended(self._incs.pop(name), ((state, evidence),), outcome)
+            self._writer.append(data, lines=2, settles=name)
+        else:
+            self.execution(name, state, evidence)
+            self.outcome(outcome)
+
     def outcome(self, outcome: RequestOutcome) -> None:
-        """Write the one outcome of a request. Raises KeyError if it has one already or was never accepted."""
+        """Write the one outcome of a request, after what `execution` said. Raises KeyError as `ended` does."""
         if self._ended:
             return
         request = self._open.pop(outcome.id)
-        self.requests.outcomes[outcome.outcome] += 1
-        self.requests.by_class[outcome.request_class, outcome.outcome] += 1
-        self.requests.why[outcome.why] += 1
-        if outcome.id in self._final:  # the usual end: nothing more is to be learned
-            self._final.discard(outcome.id)
-            self._append_ended(self._incs.pop(outcome.id), outcome, settles=outcome.id)
-            return
+        self.requests.count(outcome)
         self._bind(request)
         changes: list[Change] = []
         if self._register.state(outcome.id) is None and outcome.id not in self._final:
@@ -145,17 +138,15 @@ class LedgerJournal:
             elif request.sent_at is None:
                 changes += self._register.told(outcome.id, ExecutionState.NOT_STARTED, Evidence.NONE)
         changes += self._register.ended(outcome.id, self._clock.monotonic())
-        if outcome.id in self._final:  # what the engine had said before its id was known
+        held, self._held = self._held, []
+        data = self._lines.ended(self._incs[outcome.id], held, outcome)
+        settles = ""
+        if outcome.id in self._final:
             self._final.discard(outcome.id)
-            self._append_ended(self._incs.pop(outcome.id), outcome, settles=outcome.id)
-        else:
-            self._append_ended(self._incs[outcome.id], outcome)
+            del self._incs[outcome.id]
+            settles = outcome.id
+        self._writer.append(data, lines=len(held) + 1, settles=settles)
         self._write(changes)
-
-    def _append_ended(self, inc: int, outcome: RequestOutcome, settles: str = "") -> None:
-        held = self._held
-        self._writer.append(self._lines.ended(inc, held, outcome), lines=len(held) + 1, settles=settles)
-        held.clear()
 
     def execution(self, request_id: str, state: ExecutionState, evidence: Evidence) -> None:
         """Write what is known of the engine's work for a request; what better evidence contradicts is dropped."""
