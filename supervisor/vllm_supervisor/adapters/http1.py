@@ -7,6 +7,7 @@ Rules:
 * Heads repeat. One that is byte for byte a head that was parsed before means the same, so it is not parsed again.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import httptools
@@ -113,43 +114,22 @@ class AnswerHeads:
 class Answer:
     """One answer of the engine while it passes. `head` is set once it is complete, `interim` before that for 1xx."""
 
-    __slots__ = (
-        "_fields",
-        "_heads",
-        "_opening",
-        "_parser",
-        "_pieces",
-        "_quiet",
-        "_reason",
-        "_to_head",
-        "_whole",
-        "complete",
-        "head",
-        "interim",
-        "on_body",
-        "surplus",
-        "trailers",
-        "tunnelled",
-    )
+    # What begins so stands here, once, not in every answer: the usual one changes two of these.
+    head: AnswerHead | None = None
+    interim: tuple[AnswerHead, ...] = ()
+    trailers: Sequence[tuple[bytes, bytes]] = ()
+    complete = False
+    surplus = False  # bytes came after the end
+    tunnelled = b""  # bytes behind a 101
+    _opening = b""  # what may be the raw head, if it came in one piece
+    _reason = b""
+    _quiet = 0  # bytes read since the last one of a body
+    _parser: Any = None
 
     def __init__(self, *, to_head: bool, heads: AnswerHeads | None = None) -> None:
         """`to_head`: the request was HEAD, so whatever the fields say there is no body. `heads` are those known."""
         self._to_head = to_head
         self._heads = None if to_head else heads
-        self._opening = b""  # what may be the raw head, if it came in one piece
-        self._fields: Fields = []
-        self._reason = b""
-        self._pieces: list[bytes] = []
-        self.on_body = self._pieces.append  # called by the parser without a Python frame
-        self._whole = b""  # the body that came with a known head
-        self._quiet = 0  # bytes read since the last one of a body
-        self.head: AnswerHead | None = None
-        self.interim: list[AnswerHead] = []
-        self.trailers: Fields = []
-        self.complete = False
-        self.surplus = False  # bytes came after the end
-        self.tunnelled = b""  # bytes behind a 101
-        self._parser: Any = None
 
     # -- events of the parser ----------------------------------------------------------------------------------
 
@@ -176,7 +156,7 @@ class Answer:
         self._fields = []
         self._reason = b""
         if head.status < 200 and not head.switches:
-            self.interim.append(head)
+            self.interim = (*self.interim, head)
             return
         self.head = head
         if self._to_head or head.switches:
@@ -199,9 +179,9 @@ class Answer:
             if self.complete:
                 self.surplus = True
                 return b""
-            if self._heads is not None and self._is_whole(data, self._heads):
-                return self._whole
-            parser = self._parser = httptools.HttpResponseParser(self)
+            if self._heads is not None and (body := self._whole(data, self._heads)) is not None:
+                return body
+            parser = self._begin()
         try:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -228,20 +208,26 @@ class Answer:
             return b""
         return body
 
-    def _is_whole(self, data: bytes, heads: AnswerHeads) -> bool:
-        """Take a whole answer with a known head, which needs no parser."""
+    def _begin(self) -> Any:
+        self._fields: Fields = []
+        self._pieces: list[bytes] = []
+        self.on_body = self._pieces.append  # called by the parser without a Python frame
+        parser = self._parser = httptools.HttpResponseParser(self)
+        return parser
+
+    def _whole(self, data: bytes, heads: AnswerHeads) -> bytes | None:
+        """Return the body of a whole answer with a known head, which needs no parser; None if it is not one."""
         end = data.find(_END_OF_HEAD) + len(_END_OF_HEAD)
         if end < len(_END_OF_HEAD):
-            return False
+            return None
         opening = data[:end]
         head = heads.of_whole(opening, len(data) - end)
         if head is None:
             self._opening = opening
-            return False
+            return None
         self.head = head
         self.complete = True
-        self._whole = data[end:]
-        return True
+        return data[end:]
 
     def close(self) -> None:
         """Let go of the parser."""

@@ -297,7 +297,7 @@ def client_head(head: AnswerHead, *, old: bool, close: bool, ledger_id: bytes | 
     return b"HTTP/1.1 %d %b\r\n%b%b%b%b" % (head.status, head.reason, head.fields, framing, ids, end)
 
 
-def trailer_lines(fields: Fields) -> bytes:
+def trailer_lines(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Build the trailer section of a chunked answer, without the fields that only make sense in a head."""
     return _lines((name, value) for name, value in fields if name.lower() not in _NOTED_IN_ANSWERS)
 

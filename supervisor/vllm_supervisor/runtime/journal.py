@@ -115,7 +115,9 @@ class LedgerJournal:
     def ended(self, outcome: RequestOutcome, state: ExecutionState, evidence: Evidence) -> None:
         """Write how a request ended. Raises KeyError if it has an outcome already or was never accepted."""
         name = outcome.id
-        if not self._ended and state in FINAL and self._register.settle(name, state):  # as usual: no more is to be learned
+        if (
+            not self._ended and state in FINAL and self._register.settle(name, state)
+        ):  # as usual: no more is to be learned
             del self._open[name]
             self.requests.count(outcome)
             data = self._lines.ended(self._incs.pop(name), ((state, evidence),), outcome)

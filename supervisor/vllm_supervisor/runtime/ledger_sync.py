@@ -34,11 +34,6 @@ class LedgerSync:
         self.error = ""
         self.under_way = False
 
-    @property
-    def busy_or_failed(self) -> bool:
-        """Whether the disk is being asked just now, or has last refused."""
-        return self.under_way or self.failed_since is not None
-
     # -- told by the writer, which holds the lock --------------------------------------------------------------
 
     def opened(self, handle: int) -> None:

@@ -120,7 +120,13 @@ class LedgerWriter:
         """Write lines at once if that is surely quick; False: nothing was done."""
         file, sync = self._file, self._sync
         began = self._monotonic()
-        if not self._calm or sync.busy_or_failed or not self._trust.holds(began) or not file.begun:
+        if (
+            not self._calm
+            or sync.under_way
+            or sync.failed_since is not None
+            or not self._trust.holds(began)
+            or not file.begun
+        ):
             return False
         try:
             if began >= self._look_at:

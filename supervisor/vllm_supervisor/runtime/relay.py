@@ -41,11 +41,21 @@ _LAST_CHUNK = b"0\r\n"  # before the trailer section and an empty line
 class Relay:
     """See the module's rules. What the account of the exchange needs stands in the public attributes."""
 
-    __slots__ = (
-        "_answer", "_chunked_out", "_client", "_deadline", "_desk", "_engine", "_first", "_good", "_ledgered", "_over",
-        "_pump", "_request", "_settings", "_tail", "_tunnel", "_upload", "_uploaded_at", "bytes_out", "choices",
-        "ending", "head", "judge", "keep", "must_reset", "sent_any", "status",
-    )  # fmt: skip
+    # What begins so stands here, once, not in every relay.
+    judge: Judge | None = None
+    choices: int | None = None
+    ending: Ending | None = None
+    keep = False  # the client's connection may serve another request
+    must_reset = False  # only a reset tells the client that its answer is not whole
+    sent_any = False  # bytes went to the engine
+    status: int | None = None  # of the head that went to the client
+    bytes_out = 0
+    _engine: EngineLink | None = None
+    _chunked_out = False
+    _tail = b""  # the last bytes of the answer's body: is the client between two events?
+    _tunnel = False
+    _good = False  # the answer's status is a success
+    _deadline = 0.0
 
     def __init__(
         self,
@@ -66,25 +76,13 @@ class Relay:
         self._settings = settings
         self._ledgered = ledgered
         self._over = over
-        self._engine: EngineLink | None = None
         self._answer = Answer(to_head=head.method == b"HEAD", heads=desk.heads)
         self._upload = Upload(head.length, max_body=settings.max_body, max_trailer=settings.max_head)
         self._uploaded_at = desk.pump.now
         self._first = b""
-        self._chunked_out = False
-        self._tail = b""  # the last bytes of the answer's body: is the client between two events?
-        self._tunnel = False
-        self._good = False  # the answer's status is a success
-        self._deadline = request.admitted_at + settings.request_deadline if settings.request_deadline else 0.0
         self.head = head
-        self.judge: Judge | None = None
-        self.choices: int | None = None
-        self.ending: Ending | None = None
-        self.keep = False  # the client's connection may serve another request
-        self.must_reset = False  # only a reset tells the client that its answer is not whole
-        self.sent_any = False  # bytes went to the engine
-        self.status: int | None = None  # of the head that went to the client
-        self.bytes_out = 0
+        if settings.request_deadline:
+            self._deadline = request.admitted_at + settings.request_deadline
 
     # -- the beginning -----------------------------------------------------------------------------------------
 
@@ -176,7 +174,8 @@ class Relay:
             if self._good and not (body.startswith(b":") and request.stream and only_comments(body)):
                 request.last_byte_at = self._pump.now
             self.bytes_out += size
-            self._tail = body[-4:] if size >= 4 else (self._tail + body)[-4:]
+            if request.stream:
+                self._tail = body[-4:] if size >= 4 else (self._tail + body)[-4:]
             if not self._chunked_out:
                 out += body
             elif out:
@@ -202,7 +201,7 @@ class Relay:
         for interim in answer.interim:
             if interim.status != 100 and not self.head.old:
                 out += client_head(interim, old=False, close=False, ledger_id=None)
-        answer.interim.clear()
+        answer.interim = ()
         head = answer.head
         if head is None:
             return out
