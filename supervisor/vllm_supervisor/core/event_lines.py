@@ -21,12 +21,17 @@ class EventLines:
         self._held: list[bytes] = []
         self._held_size = 0
         self._skipping = False
+        self._inside = False  # the last bytes ended inside a line: some are held, or skipped
 
     def feed(self, data: bytes) -> None:
         """Read the next bytes of the stream."""
-        if not self._held and not self._skipping and data.endswith(b"\n") and len(data) <= MAX_LINE:
-            self.block(data)  # whole lines, as they usually come
-            return
+        if data.endswith(b"\n"):
+            if not self._inside and len(data) <= MAX_LINE:
+                self.block(data)  # whole lines, as they usually come
+                return
+            self._inside = False
+        else:
+            self._inside = True
         end = data.rfind(b"\n") + 1
         if end == 0:
             self._hold(data)

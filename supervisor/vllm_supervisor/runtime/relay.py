@@ -74,6 +74,7 @@ class Relay:
         self._client = client
         self._request = request
         self._settings = settings
+        self._max_head = settings.max_head
         self._ledgered = ledgered
         self._over = over
         self._answer = Answer(to_head=head.method == b"HEAD", heads=desk.heads)
@@ -160,28 +161,25 @@ class Relay:
         if self._tunnel:
             self._pass(data)
             return
-        answer, client = self._answer, self._client
-        out = b""
         try:
-            body = answer.feed(data, self._settings.max_head)
-            if self.status is None:
-                out = self._start_answer()
+            body = self._answer.feed(data, self._max_head)
+            out = self._start_answer() if self.status is None else b""
         except BadAnswerError:
             self.end(Ending.ENGINE_FAILED)
             return
+        self._pass_on(out, body)
+
+    def _pass_on(self, out: bytes, body: bytes) -> None:
+        """Send `out` and what `body` makes, in one piece."""
+        answer, client = self._answer, self._client
         if body:
             request, size = self._request, len(body)
-            if self._good and not (body.startswith(b":") and request.stream and only_comments(body)):
+            if self._good and not (request.stream and only_comments(body)):
                 request.last_byte_at = self._pump.now
             self.bytes_out += size
             if request.stream:
                 self._tail = body[-4:] if size >= 4 else (self._tail + body)[-4:]
-            if not self._chunked_out:
-                out += body
-            elif out:
-                out += b"%x\r\n%b\r\n" % (size, body)
-            else:
-                out = b"%x\r\n%b\r\n" % (size, body)
+            out += b"%x\r\n%b\r\n" % (size, body) if self._chunked_out else body
         if answer.complete and self._chunked_out:
             out += _LAST_CHUNK + trailer_lines(answer.trailers) + b"\r\n"
         if out:
@@ -191,6 +189,28 @@ class Relay:
         if answer.complete:
             self._answer_complete()
         elif client.outbox and self._engine is not None:
+            self._engine.pause()
+            self._take_turns()
+
+    def _more_events(self, data: bytes) -> None:
+        """Do the same with what follows the head of a good event stream: by far the most frequent case."""
+        answer, client = self._answer, self._client
+        try:
+            body = answer.feed(data, self._max_head)
+        except BadAnswerError:
+            self.end(Ending.ENGINE_FAILED)
+            return
+        size = len(body)
+        if size < 4 or answer.complete or body.startswith(b":"):
+            self._pass_on(b"", body)
+            return
+        self._request.last_byte_at = self._pump.now
+        self.bytes_out += size
+        self._tail = body[-4:]
+        client.write(b"%x\r\n%b\r\n" % (size, body))
+        if self.judge is not None:
+            self.judge.feed(body)
+        if client.outbox and self._engine is not None:
             self._engine.pause()
             self._take_turns()
 
@@ -218,6 +238,8 @@ class Relay:
         self.must_reset = open_ended and old
         self.status = head.status
         self._good = head.status < 300
+        if self._good and head.event_stream and self._chunked_out and self._engine is not None:
+            self._engine.on_bytes = self._more_events
         ledger_id = None
         if self._ledgered:
             ledger_id = request.id.encode()
