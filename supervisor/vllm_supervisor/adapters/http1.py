@@ -125,6 +125,8 @@ class Answer:
     _reason = b""
     _quiet = 0  # bytes read since the last one of a body
     _parser: Any = None
+    _fields: Fields
+    _pieces: list[bytes]
 
     def __init__(self, *, to_head: bool, heads: AnswerHeads | None = None) -> None:
         """`to_head`: the request was HEAD, so whatever the fields say there is no body. `heads` are those known."""
@@ -209,8 +211,8 @@ class Answer:
         return body
 
     def _begin(self) -> Any:
-        self._fields: Fields = []
-        self._pieces: list[bytes] = []
+        self._fields = []
+        self._pieces = []
         self.on_body = self._pieces.append  # called by the parser without a Python frame
         parser = self._parser = httptools.HttpResponseParser(self)
         return parser

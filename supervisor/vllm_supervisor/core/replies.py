@@ -15,6 +15,7 @@ from vllm_supervisor.core.words import RequestClass
 JSON = b"application/json"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
+_BOUNDARIES = (b"\n\n", b"\r\n\r\n")  # between two events of a stream
 _ERROR_TYPES = {
     400: "invalid_request_error",
     403: "forbidden",
@@ -63,8 +64,19 @@ def retry_after(seconds: int) -> bytes:
     return b"Retry-After: %d\r\n" % seconds
 
 
-def error_event(request_class: RequestClass, code: str, message: str) -> bytes:
-    """Build the one event that ends a cut stream; Anthropic's clients need it named to see an error in it."""
+def failure(status: int, code: str, message: str, *, head_only: bool) -> bytes:
+    """Build the answer to a request that was taken and cannot be answered any more."""
+    fields = retry_after(1) if status == 503 else b""
+    return refusal(status, code, message, fields=fields, head_only=head_only)
+
+
+def error_event(request_class: RequestClass, code: str, message: str, *, after: bytes = b"") -> bytes:
+    """Build the one event that ends a cut stream, whose last bytes were `after`: it ends an event begun there.
+
+    Anthropic's clients need it named to see an error in it.
+    """
+    if after and not after.endswith(_BOUNDARIES):
+        return b"\n\n" + error_event(request_class, code, message)
     body: dict[str, object] = {"error": {"message": message, "type": "service_unavailable", "code": code}}
     if request_class is RequestClass.MESSAGES:
         return b"event: error\ndata: %b\n\n" % json.dumps(body | {"type": "error"}).encode()

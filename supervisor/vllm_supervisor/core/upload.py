@@ -23,6 +23,11 @@ class Upload:
         self.complete = length == 0
         self.rest = b""
 
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing has come yet of the body that was announced."""
+        return not self.complete and not self.begun
+
     def take_whole(self) -> None:
         """Note that the body has come as one piece of just the announced length, and goes to the engine as it is."""
         self._left = 0

@@ -214,14 +214,16 @@ class Connection:
         if relay is None:
             self._leave(linger=self._pending != 0)
         elif relay.keep:
-            self._inbox = relay.leftover
+            self._inbox = relay.upload.rest
             self._rest()
             self._link.resume()
             self._go_on()
         elif relay.ending in _BROKEN_OFF:
             self._close(reset=relay.status is not None)
         else:
-            self._leave(linger=relay.body_pending, reset=relay.must_reset and relay.ending is not Ending.ANSWERED)
+            self._leave(
+                linger=not relay.upload.complete, reset=relay.must_reset and relay.ending is not Ending.ANSWERED
+            )
 
     def _answer(self, head: RequestHead, route: Route) -> None:
         """Answer what needs no engine."""

@@ -206,7 +206,7 @@ class Exchange:
         """Ask the client for the body it holds back, once, unless it has begun to send it."""
         if self._head.expects_continue and not self._continued:
             self._continued = True
-            if relay.body_untouched:
+            if relay.upload.untouched:
                 self._client.write(replies.CONTINUE)
 
     def _cut(self, cut: Cut) -> bool:

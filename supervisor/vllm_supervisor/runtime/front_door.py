@@ -26,8 +26,8 @@ from vllm_supervisor.core.journal import Journal
 from vllm_supervisor.core.routes import Router
 from vllm_supervisor.core.view import View
 from vllm_supervisor.runtime.connection import Connection, Hall
-from vllm_supervisor.runtime.engine_links import EngineLinks
 from vllm_supervisor.runtime.desk import Desk
+from vllm_supervisor.runtime.engine_links import EngineLinks
 from vllm_supervisor.runtime.link import Link
 from vllm_supervisor.runtime.own_answers import OwnAnswers
 from vllm_supervisor.runtime.pump import Pump

@@ -32,8 +32,8 @@ from vllm_supervisor.core.upload import BodyTooLargeError, Upload
 from vllm_supervisor.runtime.desk import Desk
 from vllm_supervisor.runtime.engine_links import EngineLink
 from vllm_supervisor.runtime.link import Link
+from vllm_supervisor.runtime.tunnel import Tunnel
 
-_BOUNDARIES = (b"\n\n", b"\r\n\r\n")  # between two events of a stream
 _EARLY_BYTES = 64 * 1024  # of a body, before there is a connection to send it on
 _LAST_CHUNK = b"0\r\n"  # before the trailer section and an empty line
 
@@ -53,7 +53,7 @@ class Relay:
     _engine: EngineLink | None = None
     _chunked_out = False
     _tail = b""  # the last bytes of the answer's body: is the client between two events?
-    _tunnel = False
+    _tunnel: Tunnel | None = None
     _good = False  # the answer's status is a success
     _deadline = 0.0
 
@@ -78,7 +78,7 @@ class Relay:
         self._ledgered = ledgered
         self._over = over
         self._answer = Answer(to_head=head.method == b"HEAD", heads=desk.heads)
-        self._upload = Upload(head.length, max_body=settings.max_body, max_trailer=settings.max_head)
+        self.upload = Upload(head.length, max_body=settings.max_body, max_trailer=settings.max_head)
         self._uploaded_at = desk.pump.now
         self._first = b""
         self.head = head
@@ -95,7 +95,7 @@ class Relay:
         client.on_gone = self._client_gone
         client.on_drained = self._client_drained
         if len(body) == self.head.length:  # all of it has come, as it usually does
-            self._upload.take_whole()
+            self.upload.take_whole()
             self._first += body
         elif body:
             self._from_client(body)
@@ -115,7 +115,7 @@ class Relay:
         request.sent_at = self._pump.now
         request.engine_id = request.id if self.head.request_id is None else self.head.request_id.decode("latin-1")
         self.sent_any = True
-        if engine.outbox or self._upload.rest:
+        if engine.outbox or self.upload.rest:
             self._client.pause()
         else:
             self._client.resume()
@@ -125,7 +125,7 @@ class Relay:
     # -- client to engine --------------------------------------------------------------------------------------
 
     def _from_client(self, data: bytes) -> None:
-        out = data if self._tunnel else self._feed_upload(data)
+        out = self._feed_upload(data)
         engine = self._engine
         if engine is None:
             self._first += out
@@ -133,14 +133,14 @@ class Relay:
             engine.write(out)
             if engine.outbox:
                 self._client.pause()
-        if self._upload.rest or len(self._first) > _EARLY_BYTES:
+        if self.upload.rest or len(self._first) > _EARLY_BYTES:
             self._client.pause()
         self._take_turns()
 
     def _feed_upload(self, data: bytes) -> bytes:
         self._uploaded_at = self._pump.now
         try:
-            return self._upload.feed(data)
+            return self.upload.feed(data)
         except ChunkError:
             self.end(Ending.BODY_BROKEN)
         except BodyTooLargeError:
@@ -149,7 +149,7 @@ class Relay:
 
     def _engine_drained(self) -> None:
         self._take_turns()
-        if not self._upload.rest:
+        if not self.upload.rest:
             self._client.resume()
 
     def _client_gone(self, _clean: bool) -> None:
@@ -158,9 +158,6 @@ class Relay:
     # -- engine to client --------------------------------------------------------------------------------------
 
     def _from_engine(self, data: bytes) -> None:
-        if self._tunnel:
-            self._pass(data)
-            return
         try:
             body = self._answer.feed(data, self._max_head)
             out = self._start_answer() if self.status is None else b""
@@ -231,7 +228,7 @@ class Relay:
         request.first_byte_at = self._pump.now
         request.stream = head.event_stream
         # A body that is still coming leaves no way to find the next request: the connection ends with this answer.
-        self.keep = self.head.keep_alive and self._upload.complete and not self._desk.closing()
+        self.keep = self.head.keep_alive and self.upload.complete and not self._desk.closing()
         old = self.head.old
         open_ended = head.open_ended
         self._chunked_out = open_ended and not old
@@ -249,28 +246,31 @@ class Relay:
         return out + client_head(head, old=old, close=not self.keep, ledger_id=ledger_id)
 
     def _answer_complete(self) -> None:
-        head = self._answer.head
-        if head is not None and head.switches:
-            self._open_tunnel()
+        head, engine = self._answer.head, self._engine
+        if head is not None and head.switches and engine is not None:
+            self.keep = False
+            self._tunnel = Tunnel(self._client, engine, end=self.end, passed=self._passed)
+            early, self.upload.rest = self.upload.rest, b""
+            self._tunnel.begin(to_engine=early, to_client=self._answer.tunnelled)
         elif not self._client.outbox:
             self.end(Ending.ANSWERED)
         else:
             self._take_turns()
 
     def _client_drained(self) -> None:
-        engine = self._engine
-        if self._answer.complete and not self._tunnel:
+        if self._answer.complete:
             self.end(Ending.ANSWERED)
-        elif engine is not None and engine.ended:
-            self.end(Ending.ANSWERED)  # the tunnel's last bytes have gone out
-        elif engine is not None:
-            engine.resume()
+        elif self._engine is not None:
+            self._engine.resume()
             self._take_turns()
+
+    def _passed(self, size: int) -> None:
+        self.bytes_out += size
 
     def _take_turns(self) -> None:
         """Note whose move is the next."""
         engine, request = self._engine, self._request
-        waits = engine is not None and (self._upload.complete or bool(engine.outbox))
+        waits = engine is not None and (self.upload.complete or bool(engine.outbox))
         if not waits or self._answer.complete or self._client.outbox:
             request.engine_since = None
         elif request.engine_since is None:
@@ -278,12 +278,7 @@ class Relay:
 
     def _engine_gone(self, clean: bool) -> None:
         answer = self._answer
-        if self._tunnel:
-            if not clean:
-                self.end(Ending.ENGINE_FAILED)
-            elif not self._client.outbox:
-                self.end(Ending.ANSWERED)
-        elif not answer.complete:
+        if not answer.complete:
             if clean and answer.head is not None and answer.head.framing is Framing.CLOSE:
                 answer.complete = True
                 if self._chunked_out:
@@ -292,46 +287,12 @@ class Relay:
             else:
                 self.end(Ending.ENGINE_FAILED)
 
-    # -- a tunnel ----------------------------------------------------------------------------------------------
-
-    def _open_tunnel(self) -> None:
-        self._tunnel = True
-        self.keep = False
-        early, self._upload.rest = self._upload.rest, b""
-        if early and self._engine is not None:
-            self._engine.write(early)
-        if self._answer.tunnelled:
-            self._pass(self._answer.tunnelled)
-        if self._engine is not None and not self._engine.outbox:
-            self._client.resume()
-
-    def _pass(self, data: bytes) -> None:
-        self._client.write(data)
-        self.bytes_out += len(data)
-        if self._client.outbox and self._engine is not None:
-            self._engine.pause()
-
     # -- the end -----------------------------------------------------------------------------------------------
 
     @property
     def answered(self) -> bool:
         """Whether the engine's answer came whole, whatever became of it on the client's side."""
-        return self._answer.complete and not self._tunnel
-
-    @property
-    def leftover(self) -> bytes:
-        """What the client sent beyond its request."""
-        return self._upload.rest
-
-    @property
-    def body_untouched(self) -> bool:
-        """Whether the client has sent nothing yet of the body it announced."""
-        return not self._upload.complete and not self._upload.begun
-
-    @property
-    def body_pending(self) -> bool:
-        """Whether the client is still to send a part of its request."""
-        return not self._upload.complete
+        return self._answer.complete and self._tunnel is None
 
     def end(self, ending: Ending) -> bool:
         """End now, unless it has ended already (False). What the client is told depends on how far its answer had come."""
@@ -344,8 +305,8 @@ class Relay:
         answer = self._answer
         if engine is not None:
             head = answer.head
-            clean = ending is Ending.ANSWERED and self._upload.complete and not self._tunnel and not answer.surplus
-            if clean and head is not None and head.keep_alive:
+            clean = ending is Ending.ANSWERED and self.upload.complete and not answer.surplus
+            if clean and head is not None and head.keep_alive and not head.switches:
                 self._desk.links.give_back(engine)
             else:
                 engine.close()
@@ -361,15 +322,11 @@ class Relay:
             return
         if self.status is None:
             self.status = meaning.status
-            head_only = self.head.method == b"HEAD"
-            fields = replies.retry_after(1) if meaning.status == 503 else b""
             self._client.write(
-                replies.refusal(meaning.status, meaning.why, meaning.message, fields=fields, head_only=head_only)
+                replies.failure(meaning.status, meaning.why, meaning.message, head_only=self.head.method == b"HEAD")
             )
         elif self._request.stream and not self._answer.complete:
-            event = replies.error_event(self._request.request_class, meaning.why, meaning.message)
-            if self._tail and not self._tail.endswith(_BOUNDARIES):
-                event = b"\n\n" + event
+            event = replies.error_event(self._request.request_class, meaning.why, meaning.message, after=self._tail)
             self._client.write(b"%x\r\n%b\r\n" % (len(event), event) if self._chunked_out else event)
 
     def tick(self, now: float) -> None:
@@ -383,7 +340,7 @@ class Relay:
             if now - self._client.blocked_since >= settings.client_stall_timeout:
                 self.end(Ending.CLIENT_STALLED)
         elif (
-            self.body_pending
+            not self.upload.complete
             and now - self._uploaded_at >= settings.body_timeout
             and not (self._engine is not None and self._engine.outbox)
         ):
