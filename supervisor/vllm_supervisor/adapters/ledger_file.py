@@ -56,14 +56,16 @@ class LedgerFile:
         self._open()
         return True
 
-    @property
-    def begun(self) -> bool:
-        """Whether an open segment holds something and has room, so that `put` would only append."""
-        return self._fd >= 0 and 0 < self.size < self._segment_bytes
-
     def there(self) -> bool:
         """Say whether the open segment is still in its directory. Raises OSError."""
         return self._ops.stat(self._fd).st_nlink > 0
+
+    def put_now(self, data: bytes) -> bool:
+        """Append `data` as `put` does, if a segment is open that holds something and has room; else False."""
+        if not 0 < self.size < self._segment_bytes or self._fd < 0:
+            return False
+        self.put(data)
+        return True
 
     def put(self, data: bytes) -> None:
         """Append `data`. Raises OSError, and then nothing of it is in the file."""

@@ -120,20 +120,15 @@ class LedgerWriter:
         """Write lines at once if that is surely quick; False: nothing was done."""
         file, sync = self._file, self._sync
         began = self._monotonic()
-        if (
-            not self._calm
-            or sync.under_way
-            or sync.failed_since is not None
-            or not self._trust.holds(began)
-            or not file.begun
-        ):
+        if not self._calm or sync.under_way or sync.failed_since is not None or not self._trust.holds(began):
             return False
         try:
             if began >= self._look_at:
                 self._look_at = began + LOOK_EVERY_S
                 if not file.there():
                     return False
-            file.put(data)
+            if not file.put_now(data):
+                return False
         except OSError:
             return False  # the writer's thread meets the same fault, and knows what to do
         ended = self._monotonic()
