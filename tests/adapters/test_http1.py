@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_supervisor.adapters.http1 import Answer, parse_request
+from vllm_supervisor.adapters.http1 import Answer, AnswerHeads, RequestHeads, parse_request
 from vllm_supervisor.core.chunked import ChunkError
 from vllm_supervisor.core.http_semantics import BadAnswerError, BadRequest, RequestHead, well_formed
 from vllm_supervisor.core.upload import BodyTooLargeError, Upload
@@ -30,8 +30,10 @@ REQUESTS = [
 ]
 
 
-def _read(raw: bytes, cuts: list[int], *, to_head: bool = False) -> tuple[object, ...]:
-    answer = Answer(to_head=to_head)
+def _read(
+    raw: bytes, cuts: list[int], *, to_head: bool = False, heads: AnswerHeads | None = None
+) -> tuple[object, ...]:
+    answer = Answer(to_head=to_head, heads=heads)
     body, start = b"", 0
     for end in [*sorted({cut for cut in cuts if cut < len(raw)}), len(raw)]:
         body += answer.feed(raw[start:end], LIMIT)
@@ -40,7 +42,7 @@ def _read(raw: bytes, cuts: list[int], *, to_head: bool = False) -> tuple[object
     result = (
         body,
         answer.complete,
-        answer.trailers,
+        list(answer.trailers),
         [interim.status for interim in answer.interim],
         head and (head.status, head.reason, head.framing, head.fields, head.keep_alive),
     )
@@ -55,6 +57,70 @@ def test_any_split_of_an_answer_means_the_same(raw: bytes, cuts: list[int]):
     if raw.startswith(b"HTTP/1.1 101"):
         raw = raw[: raw.index(b"\r\n\r\n") + 4]
     assert _read(raw, cuts) == _read(raw, [])
+
+
+@pytest.mark.parametrize("raw", ANSWERS)
+@given(cuts=st.lists(st.integers(0, 200), max_size=10))
+def test_a_known_head_means_the_same(raw: bytes, cuts: list[int]):
+    """An answer whose head was seen before is read as the first time, in one piece and in any others."""
+    if raw.startswith(b"HTTP/1.1 101"):
+        raw = raw[: raw.index(b"\r\n\r\n") + 4]
+    heads, plain = AnswerHeads(), _read(raw, [])
+    for several in ([], [], cuts):
+        assert _read(raw, several, heads=heads) == plain
+
+
+def test_a_whole_answer_with_a_known_head_needs_no_parser(monkeypatch: pytest.MonkeyPatch):
+    """The second answer with the same head is taken without parsing; what follows it, or another length, is noticed."""
+    heads = AnswerHeads()
+    _read(ANSWERS[0], [], heads=heads)
+    assert _read(ANSWERS[0], [200], heads=heads)[1]  # complete
+    longer = Answer(to_head=False, heads=heads)
+    assert longer.feed(ANSWERS[0] + b"x", LIMIT) == b'{"a": "bcd"'
+    assert longer.surplus
+    monkeypatch.setattr("vllm_supervisor.adapters.http1.httptools.HttpResponseParser", None)
+    answer = Answer(to_head=False, heads=heads)
+    assert answer.feed(ANSWERS[0], LIMIT) == b'{"a": "bcd"'
+    assert (answer.complete, answer.surplus) == (True, False)
+    assert answer.feed(b"more", LIMIT) == b""
+    assert answer.surplus
+    with pytest.raises(TypeError):  # the parser that is not there
+        Answer(to_head=False, heads=heads).feed(ANSWERS[0][:-1], LIMIT)
+
+
+@pytest.mark.parametrize("to_head", [False, True])
+def test_a_known_head_is_not_used_for_an_answer_to_head(to_head: bool):
+    """The same bytes mean another length of the body after HEAD."""
+    raw = ANSWERS[0].replace(b'{"a": "bcd"', b"").replace(b"11", b"0")
+    heads = AnswerHeads()
+    assert _read(raw, [], heads=heads, to_head=to_head) == _read(raw, [], to_head=to_head)
+    assert _read(raw, [], heads=heads, to_head=True) == _read(raw, [], to_head=True)
+
+
+def test_known_request_heads_are_bounded_and_refusals_are_not_kept(monkeypatch: pytest.MonkeyPatch):
+    """A head is parsed once, is forgotten when too many others came, and one that is refused is refused each time."""
+    parsed: list[bytes] = []
+
+    def parse(head: bytes, *, max_body: int) -> RequestHead | BadRequest:
+        parsed.append(head)
+        return parse_request(head, max_body=max_body)
+
+    monkeypatch.setattr("vllm_supervisor.adapters.http1.parse_request", parse)
+    heads = RequestHeads(10)
+    raw = REQUESTS[0].partition(b"hello")[0]
+    assert heads.read(raw) is heads.read(raw)
+    assert parsed == [raw]
+    large = raw.replace(b": 5", b": 11")
+    for _ in range(2):
+        assert isinstance(heads.read(large), BadRequest)
+        assert isinstance(heads.read(raw.replace(b"\r\n", b"\n")), BadRequest)
+    assert parsed == [raw, large, large]
+    for number in range(1000):
+        heads.read(b"GET /%d HTTP/1.0\r\n\r\n" % number)
+    heads.read(raw)
+    assert parsed.count(raw) == 2
+    long = b"GET / HTTP/1.0\r\nA: %b\r\n\r\n" % (b"a" * 5000)
+    assert heads.read(long) is not heads.read(long)
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=6), st.booleans())

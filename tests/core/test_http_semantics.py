@@ -13,6 +13,7 @@ from vllm_supervisor.core.http_semantics import (
     broken_line,
     client_head,
     engine_head,
+    plain_answer,
     read_answer,
     read_request,
     trailer_lines,
@@ -254,3 +255,21 @@ def test_random_heads_are_judged_without_error(raw: bytes):
     """Garbage is only ever refused."""
     well_formed(raw + b"\r\n\r\n")
     broken_line(raw)
+
+
+@pytest.mark.parametrize(
+    ("head", "plain"),
+    [
+        (b"HTTP/1.1 200 OK\r\nA: b\r\n\r\n", True),
+        (b"HTTP/1.1 200 OK\r\n\r\n", True),
+        (b"HTTP/1.0 200 OK\r\n\r\n", False),
+        (b"HTTP/1.1 200 OK\nA: b\n\nbody\r\n\r\n", False),
+        (b"HTTP/1.1 200 OK\r\nA: b\n\r\n\r\n", False),
+        (b"HTTP/1.1 200 OK\r\nA: b\rc\r\n\r\n", False),
+        (b"HTTP/1.1 200 OK\r\n\r\nbody\r\n\r\n", False),
+        (b"HTTP/1.1 200 OK\r\nA: b\r\n", False),
+    ],
+)
+def test_a_plain_head_ends_where_every_reader_ends_it(head: bytes, plain: bool):
+    """Only a head without a bare CR or LF, up to its first empty line, may be recognized by its bytes."""
+    assert plain_answer(head) == plain

@@ -136,3 +136,21 @@ def test_ids_count_up() -> None:
     """The ids of a run are its name and a number."""
     new_id = RequestIds("run1")
     assert [new_id(), new_id()] == ["run1-1", "run1-2"]
+
+
+def test_the_end_of_an_exchange_is_the_same_lines_in_one_piece() -> None:
+    """Execution lines in order, then the outcome, each as it is when it is built alone."""
+    states = [(ExecutionState.RUNNING, Evidence.ANSWER), (ExecutionState.COMPLETED, Evidence.ENGINE_CONFIRMED)]
+    alone = [lines().execution(4, "run1-1", *said) for said in states] + [lines().outcome(4, outcome())]
+    assert lines().ended(4, states, outcome()) == b"".join(alone)
+
+
+def test_stamps_follow_the_clock_to_the_millisecond() -> None:
+    """Lines within one millisecond share its name, the next one has the next, also over the end of a second."""
+    wall = [1_700_000_000.9981]
+    made = Lines(Clock(monotonic=lambda: 1.0, wall=lambda: wall[0]), boot="b", run="r")
+    seen = []
+    for step in (0.0, 0.0004, 0.001, 0.001):
+        wall[0] += step
+        seen.append(json.loads(made.accepted(1, "r-1", RequestClass.CHAT))["at"][-8:])
+    assert seen == [":20.998Z", ":20.998Z", ":20.999Z", ":21.000Z"]

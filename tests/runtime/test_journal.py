@@ -42,6 +42,31 @@ def test_a_completed_answer_is_two_entries(tmp_path: Path) -> None:
     assert audit(ledger_reader.fold(tmp_path)).holds
 
 
+@pytest.mark.parametrize("state", ExecutionState)
+def test_ended_says_both_in_one_call(tmp_path: Path, state: ExecutionState) -> None:
+    """How a request ended leaves the same lines and counts, told at once or as statement and outcome."""
+    seen: list[object] = []
+    for at_once in (True, False):
+
+        async def body(journal: LedgerJournal, _writer: LedgerWriter, *, at_once: bool = at_once) -> None:
+            await journal.accepted(request("run1-1", sent_at=1.0, engine_id="run1-1"))
+            if at_once:
+                journal.ended(outcome("run1-1"), state, Evidence.ANSWER)
+                with pytest.raises(KeyError):
+                    journal.ended(outcome("run1-1"), state, Evidence.ANSWER)
+            else:
+                journal.execution("run1-1", state, Evidence.ANSWER)
+                journal.outcome(outcome("run1-1"))
+            seen.append((journal.executions, journal.requests, journal.unsettled))
+            await journal.end(5.0, clean=True)
+
+        directory = tmp_path / str(at_once)
+        run_journal(directory, body)
+        written = lines(directory, "accepted", "execution", "outcome")
+        seen.append([{key: line[key] for key in line if key not in {"t", "at"}} for line in written])
+    assert seen[:2] == seen[2:]
+
+
 def test_a_second_outcome_is_refused(tmp_path: Path) -> None:
     """An id gets exactly one outcome: another one raises and is not written."""
 
