@@ -289,7 +289,7 @@ class _Whole:
         pieces = self._pieces
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         value = _parsed(body)
-        if not isinstance(value, dict | list):
+        if not isinstance(value, _CONTAINERS):
             return _failed("unparsable")
         if self._class in _CHOICE_CLASSES:
             return _failed("abort") if body.find(b"abort") >= 0 and _ABORTED.search(body) else _PLAINLY
@@ -315,12 +315,16 @@ _RESPONSE_STATES = frozenset({"completed", "incomplete", "queued", "in_progress"
 
 def _parsed(payload: bytes) -> Any:
     try:
-        return _DECODER.decode(payload.decode())
+        text = payload.decode().strip(_JSON_SPACE)
+        value, end = _DECODE(text)
     except (ValueError, RecursionError):
         return None
+    return value if end == len(text) else None
 
 
-_DECODER = json.JSONDecoder()
+_DECODE = json.JSONDecoder().raw_decode  # what `decode` calls, without its two searches for space
+_CONTAINERS = (dict, list)
+_JSON_SPACE = " \t\n\r"
 
 
 def _is_error(event: Any) -> bool:
