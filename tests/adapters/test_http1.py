@@ -123,6 +123,58 @@ def test_known_request_heads_are_bounded_and_refusals_are_not_kept(monkeypatch: 
     assert heads.read(long) is not heads.read(long)
 
 
+_LENGTHS = [
+    b"0",
+    b"1",
+    b"5",
+    b"05",
+    b"11",
+    b"1001",
+    b"9" * 18,
+    b"9" * 19,
+    b"",
+    b"+5",
+    b"5 ",
+    b"5, 5",
+    b"5\r\nContent-Length: 6",
+]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"Content-Length: ", b"content-length:", b"CONTENT-LENGTH: ", b"X-Content-Length: "]),
+            st.sampled_from(_LENGTHS),
+            st.sampled_from([b"", b"Content-Length: 7\r\n", b"Transfer-Encoding: chunked\r\n", b"X: 1\r\n"]),
+        ),
+        max_size=12,
+    )
+)
+def test_known_heads_with_other_lengths_mean_what_a_parser_says(fields: list[tuple[bytes, bytes, bytes]]):
+    """Whatever was seen before, a request head is refused or read just as it is by itself."""
+    heads = RequestHeads(1000)
+    for name, length, more in fields:
+        raw = b"POST / HTTP/1.1\r\nHost: a\r\n%b%b\r\n%b\r\n" % (name, length, more)
+        alone: object = RequestHeads(1000).read(raw)
+        assert heads.read(raw) == alone
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"Content-Length: ", b"content-length:"]), st.sampled_from(_LENGTHS))))
+def test_known_answers_with_other_lengths_mean_what_a_parser_says(fields: list[tuple[bytes, bytes]]):
+    """Whatever was seen before, an answer is refused or read just as it is by itself."""
+    heads = AnswerHeads()
+    for name, length in fields:
+        body = b"x" * (int(length) if length.isdigit() and int(length) < 2000 else 5)
+        raw = b"HTTP/1.1 200 OK\r\nDate: now\r\n%b%b\r\n\r\n%b" % (name, length, body)
+        told: list[object] = []
+        for known in (heads, None):
+            try:
+                told.append(_read(raw, [], heads=known))
+            except BadAnswerError:
+                told.append(None)
+        assert told[0] == told[1]
+
+
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=6), st.booleans())
 def test_random_bytes_raise_the_one_error(raw: bytes, cuts: list[int], to_head: bool):
     """Garbage from the engine raises BadAnswerError or nothing."""

@@ -4,7 +4,8 @@ Rules:
 * A request head comes here whole and already checked against the strict grammar; the body is not parsed here.
 * An answer is fed as it comes, and gives back at once what was of its body: nothing of a stream is kept here.
 * A parser and its events hold each other; `close` breaks the ring so that no garbage waits for the collector.
-* Heads repeat. One that is byte for byte a head that was parsed before means the same, so it is not parsed again.
+* Heads repeat. One that is byte for byte a head that was parsed before, but for the number in its one Content-Length,
+  means the same but for that number, so it is not parsed again.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from vllm_supervisor.core.http_semantics import (
     Fields,
     Framing,
     RequestHead,
+    Shape,
+    head_shape,
     plain_answer,
     read_answer,
     read_request,
@@ -33,14 +36,14 @@ _END_OF_HEAD = b"\r\n\r\n"
 Head = TypeVar("Head", RequestHead, AnswerHead)
 
 
-class _Known(dict[bytes, Head]):
-    """Heads by their raw bytes, bounded: when it is full it begins anew, which costs each head one more parsing."""
+class _Known(dict[Shape, Head]):
+    """Heads by their shape, bounded: when it is full it begins anew, which costs each head one more parsing."""
 
-    def keep(self, raw: bytes, head: Head) -> None:
-        if len(raw) <= _REMEMBERED_BYTES:
+    def keep(self, shape: Shape, head: Head) -> None:
+        if len(shape[0]) + len(shape[1]) <= _REMEMBERED_BYTES:
             if len(self) >= _REMEMBERED:
                 self.clear()
-            self[raw] = head
+            self[shape] = head
 
 
 class _HeadEvents:
@@ -82,33 +85,44 @@ class RequestHeads:
 
     def read(self, raw: bytes) -> RequestHead | BadRequest:
         """Say what a complete raw head (up to and with its empty line) asks for."""
-        head = self._known.get(raw)
+        shape, digits = head_shape(raw)
+        head = self._known.get(shape)
         if head is not None:
-            return head
+            length = int(digits) if digits else head.length
+            if length == head.length:
+                return head
+            if length <= self._max_body:
+                return head._replace(length=length)
         if not well_formed(raw):
             return BadRequest(400, "the request head is not valid HTTP/1.1")
         read = parse_request(raw, max_body=self._max_body)
         if not isinstance(read, BadRequest):
-            self._known.keep(raw, read)
+            self._known.keep(shape, read)
         return read
 
 
 class AnswerHeads:
-    """The heads of whole answers that one front door has seen, with the bytes of body each announces."""
+    """The heads of whole answers that one front door has seen."""
 
     def __init__(self) -> None:
         """Begin empty."""
         self._known: _Known[AnswerHead] = _Known()
 
     def of_whole(self, raw: bytes, body_bytes: int) -> AnswerHead | None:
-        """Return what `raw` means if it is known, and announces just the body that came with it."""
-        head = self._known.get(raw)
-        return head if head is not None and head.length is not None and int(head.length) == body_bytes else None
+        """Return what `raw` means if its shape is known, and it announces just the body that came with it."""
+        shape, digits = head_shape(raw)
+        head = self._known.get(shape)
+        if head is None or head.length is None:
+            return None
+        length = digits or head.length
+        if int(length) != body_bytes:
+            return None
+        return head if length == head.length else head._replace(length=length)
 
     def keep(self, raw: bytes, head: AnswerHead) -> None:
         """Remember the head of an answer, if its end is plain and tells the length of the body."""
         if head.framing is Framing.LENGTH and plain_answer(raw):
-            self._known.keep(raw, head)
+            self._known.keep(head_shape(raw)[0], head)
 
 
 class Answer:

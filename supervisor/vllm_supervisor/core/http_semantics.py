@@ -15,6 +15,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 Fields = list[tuple[bytes, bytes]]
+Shape = tuple[bytes, bytes]
 
 CHUNKED = -1  # RequestHead.length of a body whose end only its chunks tell
 MAX_FIELDS = 256  # as vLLM's own limit (`--h11-max-header-count`)
@@ -30,6 +31,7 @@ _REQUEST_HEAD = re.compile(
     + rb"++:[\t -~\x80-\xff]*+\r\n)*+\r\n"
 )
 _ANSWER_HEAD = re.compile(rb"HTTP/1\.1 [^\r\n]++\r\n(?:[^\r\n]++\r\n)*+\r\n")
+_PLAIN_LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ?([1-9][0-9]{0,17})\r\n")
 # A line end without CR, or a CR without LF, can already be refused before the head is complete.
 _BROKEN_LINE = re.compile(rb"(?<!\r)\n|\r(?![\n])(?!\Z)")
 
@@ -90,8 +92,7 @@ class Framing(Enum):
     CLOSE = auto()
 
 
-@dataclass(slots=True, eq=False)
-class AnswerHead:
+class AnswerHead(NamedTuple):
     """The head of an engine's answer; `fields` without framing and hop-by-hop, each ending with CRLF."""
 
     status: int
@@ -122,6 +123,19 @@ def broken_line(head: bytes | bytearray) -> bool:
 def well_formed(head: bytes) -> bool:
     """Say whether a complete raw request head (with its final empty line) fits the strict grammar."""
     return _REQUEST_HEAD.fullmatch(head) is not None
+
+
+def head_shape(head: bytes) -> tuple[Shape, bytes]:
+    """Return what stands before and behind the digits of the first plain Content-Length of a raw head, and the digits.
+
+    Without such a field everything stands before. If one head of a shape is valid, so is every other, and they differ
+    in that number alone: it has no other such field. Zero is no such number, since an empty body means more than that.
+    """
+    found = _PLAIN_LENGTH.search(head)
+    if found is None:
+        return (head, b""), b""
+    start, end = found.span(1)
+    return (head[:start], head[end:]), found[1]
 
 
 def plain_answer(head: bytes) -> bool:
