@@ -128,7 +128,7 @@ class _ChoiceStream(EventLines):
             and (find(b"D") < 0 or find(b"[DONE]") < 0)
             and (self._asked == 1 or count(b'"index":') == count(b'"index":0'))
         ):
-            if find(b'"index":0') >= 0:
+            if 0 not in self._seen and find(b'"index":0') >= 0:
                 self._seen.add(0)
         elif lines.count(b"\n") > 1:
             for line in lines.splitlines(keepends=True):

@@ -217,7 +217,8 @@ class Connection:
             self._inbox = relay.upload.rest
             self._rest()
             self._link.resume()
-            self._go_on()
+            if self._inbox:
+                self._go_on()
         elif relay.ending in _BROKEN_OFF:
             self._close(reset=relay.status is not None)
         else:

@@ -35,6 +35,7 @@ from vllm_supervisor.runtime.link import Link
 from vllm_supervisor.runtime.tunnel import Tunnel
 
 _EARLY_BYTES = 64 * 1024  # of a body, before there is a connection to send it on
+_COMMENT = ord(":")  # begins a line of an event stream that may be a comment
 _LAST_CHUNK = b"0\r\n"  # before the trailer section and an empty line
 
 
@@ -198,7 +199,7 @@ class Relay:
             self.end(Ending.ENGINE_FAILED)
             return
         size = len(body)
-        if size < 4 or answer.complete or body.startswith(b":"):
+        if size < 4 or answer.complete or body[0] == _COMMENT:
             self._pass_on(b"", body)
             return
         self._request.last_byte_at = self._pump.now
