@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -49,14 +48,6 @@ class Leftover(NamedTuple):
     pid: int
     name: str
     command: str
-
-
-def free_port() -> int:
-    """Give a TCP port that was free on loopback a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def until(fact: Callable[[], T | None], *, within: float, what: str, else_say: Callable[[], str] = str) -> T:

@@ -8,7 +8,8 @@ from typing import ClassVar, Self
 
 import pytest
 
-from fakes.supervisor_process import Account, Client, Supervisor, free_port
+from fakes.ports import free_port
+from fakes.supervisor_process import Account, Client, Supervisor
 
 # A start takes 25 s on two idle cores; a busy machine may need several times that.
 START = 180.0

@@ -47,12 +47,16 @@ def control_sockets(configured: str, environ: Mapping[str, str]) -> list[tuple[s
 
     A configured directory, or one that systemd names, is the only place looked at: it names one instance.
     """
-    single = _single_run_directory(configured, environ)
-    if single is not None:
-        candidates = [single]
-    else:
-        candidates = [entry for shared in _shared_run_directories(environ) for entry in _entries(shared)]
+    places = control_places(configured, environ)
+    single = _single_run_directory(configured, environ) is not None
+    candidates = places if single else [entry for shared in places for entry in _entries(shared)]
     return [(entry.name, entry / CONTROL_SOCKET) for entry in candidates if _is_socket(entry / CONTROL_SOCKET)]
+
+
+def control_places(configured: str, environ: Mapping[str, str]) -> list[Path]:
+    """Return the directories in which `control_sockets` looks, for people whose supervisor is in none of them."""
+    single = _single_run_directory(configured, environ)
+    return list(_shared_run_directories(environ)) if single is None else [single]
 
 
 def prepare_run_directory(path: Path) -> None:
