@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from fakes.machine import Deaths
+from fakes.ports import free_port
 from fakes.rig import Rig, Unit, lives
 from fakes.streams import Streams
-from fakes.supervisor_process import Client, free_port
+from fakes.supervisor_process import Client
 from fakes.tiny_engine import START, TinyEngine
 from vllm_supervisor.core.proc import parse_stat
 

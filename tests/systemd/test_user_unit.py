@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from fakes.ports import free_port
 from fakes.rig import UNITS, Rig, lives
 from fakes.streams import Streams
-from fakes.supervisor_process import Client, free_port, until
+from fakes.supervisor_process import Client, until
 
 pytestmark = pytest.mark.systemd
 

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from vllm_supervisor.core.proc import ProcessId, parse_stat
 
-
 _MORE = (b"-20", b"0")  # nice of the dying session: the first needs CAP_SYS_NICE or RLIMIT_NICE
 
 
