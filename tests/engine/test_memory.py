@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,7 +27,8 @@ pytestmark = pytest.mark.engine
 BELOW = 6 * GIB  # from what is available before the start down to the floor; the tiny engine takes about 2.5
 SPARE = 6 * GIB  # what the machine keeps at least
 TOLD_WITHIN = 1.0  # seconds from the look that crossed until the last client knows
-DEAD_WITHIN = 0.150  # and until the last process of the engine is gone
+DEAD_WITHIN = 0.150  # and until the last process of the engine is gone,
+A_GIB_WITHIN = 0.100  # but that the kernel takes small pages back one by one: 0.06 to 0.1 s a GiB
 
 
 @dataclass
@@ -88,10 +90,18 @@ def test_a_start_and_traffic_above_the_floor_are_left_alone(guarded: Guarded) ->
     assert guarded.status()["engine"]["incarnation"] == 1
 
 
+def own_memory(pid: int) -> int:
+    """Give how much memory a process shares with nobody's file (bytes)."""
+    [line] = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("RssAnon:")]
+    return int(line.split()[1]) * 1024
+
+
 def test_the_floor_ends_the_engine_and_not_the_machine(guarded: Guarded) -> None:
     """Another process eats: the tree is dead at once, clients are told, and no engine starts before the memory is back."""
     supervisor, client = guarded.supervisor, guarded.client
-    family = Deaths(process.pid for process in supervisor.descendants())
+    pids = [process.pid for process in supervisor.descendants()]
+    dead_within = DEAD_WITHIN + A_GIB_WITHIN * sum(map(own_memory, pids)) / GIB
+    family = Deaths(pids)
     bite = psutil.virtual_memory().available - guarded.floor + GIB
     assert psutil.virtual_memory().available - bite > SPARE
     with Streams(client.port, 8, max_tokens=30_000, ignore_eos=True) as streams:
@@ -100,7 +110,8 @@ def test_the_floor_ends_the_engine_and_not_the_machine(guarded: Guarded) -> None
             last = family.last(within=60.0)
             crossed = supervisor.until(lambda: supervisor.events("memory_floor"), within=10.0, what="the floor")[0]
             took = last - crossed["t"]
-            print(f"\nfrom the look that crossed to the last process dead: {took * 1000:.1f} ms")  # noqa: T201 - a measurement
+            words = f"{took * 1000:.1f} ms ({dead_within * 1000:.0f} allowed)"
+            print(f"\nfrom the look that crossed to the last process dead: {words}")  # noqa: T201 - a measurement
             waits = supervisor.until(lambda: supervisor.events("memory_wait"), within=10.0, what="the gate")
             assert "before the last engine" in waits[0]["sentence"]
             assert guarded.status()["memory"]["waiting_for"].startswith("waiting for memory before the engine starts")
@@ -108,7 +119,7 @@ def test_the_floor_ends_the_engine_and_not_the_machine(guarded: Guarded) -> None
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_restarting")
             assert len(supervisor.events("spawned")) == 1
             other.kill()
-    assert 0 < took < DEAD_WITHIN, supervisor.words()
+    assert 0 < took < dead_within, supervisor.words()
     for seen in streams.seen:
         assert '"error"' in seen.data[-1], (seen.data[-2:], seen.error)
         assert seen.ended_at - crossed["t"] < TOLD_WITHIN
@@ -126,8 +137,16 @@ def test_the_floor_ends_the_engine_and_not_the_machine(guarded: Guarded) -> None
     guarded.account.expect_nothing_left()
 
 
-def test_a_start_waits_for_memory_that_comes_late(engine: TinyEngine, account: Account) -> None:
+@pytest.fixture
+def other_account(engine: TinyEngine) -> Iterator[Account]:
+    """Give an account that shares nothing with the tests before."""
+    with Account(engine.env) as account:
+        yield account
+
+
+def test_a_start_waits_for_memory_that_comes_late(engine: TinyEngine, other_account: Account) -> None:
     """Below `low` at the start: no process of vLLM exists until the memory is there, then it starts at once."""
+    account = other_account
     machine = Machine(account.home)
     machine.available(9.0)  # low is 10.8 GiB
     supervisor, client = engine.serve(account, before=("--name", "late", *machine.options()))
