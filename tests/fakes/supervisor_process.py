@@ -125,10 +125,12 @@ class Account:
         return found
 
     def expect_nothing_left(self, within: float = 5.0) -> None:
-        """Fail unless every process of this account is gone within `within` seconds."""
+        """Fail unless every process of this account is gone within `within` seconds, and the run directories are, too."""
         until(
             lambda: not self.leftovers(), within=within, what="no process left", else_say=lambda: f"{self.leftovers()}"
         )
+        left = list(Path(self.home, "run", "vllm-supervisor").glob("*"))
+        assert not left, f"run directories are left: {left}"
 
     def close(self) -> None:
         """Remove whatever is left: processes first, by pid, then the directories."""

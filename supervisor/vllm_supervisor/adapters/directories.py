@@ -9,6 +9,7 @@ Rules:
 * The path of a Unix socket has 107 bytes on Linux, and some tools take fewer: ours stay under 100.
 """
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -63,6 +64,13 @@ def prepare_run_directory(path: Path) -> None:
     """Make the run directory, and check that sockets can live in it. SetupError otherwise."""
     check_length(path)
     _prepare(path, "run directory", "run_dir")
+
+
+def leave_run_directory(path: Path, configured: str, environ: Mapping[str, str]) -> None:
+    """Remove the run directory if it is one of ours in a shared place, and nothing is left in it."""
+    if _single_run_directory(configured, environ) is None:
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
 
 def check_length(path: Path) -> None:
