@@ -17,6 +17,7 @@ _TOOL = {
     "type": "function",
     "function": {
         "name": "turn",
+        "strict": True,  # else the arguments may be any JSON
         "parameters": {
             "type": "object",
             "properties": {"side": {"type": "string", "enum": ["left", "right"]}},
