@@ -84,7 +84,9 @@ def served(engine: TinyEngine) -> Iterator[Served]:
         with client:
             supervisor.until(client.is_ready, within=START, what="ready")
             watcher = Watcher(account)
-            yield Served(account, supervisor, client, watcher, watcher.status()["engine"]["address"].removeprefix("unix:"))
+            yield Served(
+                account, supervisor, client, watcher, watcher.status()["engine"]["address"].removeprefix("unix:")
+            )
 
 
 # -- the same bytes ----------------------------------------------------------------------------------------------------
@@ -94,7 +96,10 @@ def masked(answer: Answer, exchange: Exchange) -> Answer:
     """Take out what differs between any two answers of vLLM itself."""
     names = OWN_FIELDS[:1] if exchange.own_id else OWN_FIELDS
     body = OWN_VALUES.sub(rb'"\1": "*"', answer.body)
-    fields = [("content-length", "*") if field[0] == "content-length" and body != answer.body else field for field in answer.without(*names)]
+    fields = [
+        ("content-length", "*") if field[0] == "content-length" and body != answer.body else field
+        for field in answer.without(*names)
+    ]
     return Answer(answer.status, answer.reason, fields, body)
 
 
@@ -155,7 +160,9 @@ def test_curl_sends_a_large_body_after_100_continue(served: Served, tmp_path: Pa
     what = ("-H", "Expect: 100-continue", "-H", "Content-Type: application/json", "--data-binary", f"@{body}")
     said, got = [], []
     for where in (("--unix-socket", served.socket, "http://tiny.test"), ("--noproxy", "*", served.client.url)):
-        done = subprocess.run([*curl, *what, *where[:-1], f"{where[-1]}/tokenize"], capture_output=True, timeout=120.0, check=False)
+        done = subprocess.run(
+            [*curl, *what, *where[:-1], f"{where[-1]}/tokenize"], capture_output=True, timeout=120.0, check=False
+        )
         said.append(done.stderr.decode(errors="replace"))
         got.append(done.stdout)
         assert "HTTP/1.1 100 Continue" in said[-1], said[-1][-2000:]
@@ -168,23 +175,24 @@ def test_curl_sends_a_large_body_after_100_continue(served: Served, tmp_path: Pa
 
 
 def test_clients_that_vanish_leave_nothing_behind(served: Served) -> None:
-    """200 of them, by FIN and reset, whole and streamed, before, in and after each part: within 2 s nothing runs, no
-    place is held, and every one that was accepted has its account."""
+    """200, by FIN and reset, at any moment: within 2 s nothing runs and no place is held; all have their account."""
     before = served.watcher.status()["requests"]
     answered = let_vanish(crowd(CROWD, seed=2032), served.port)
-    vanished = time.monotonic()
 
     def left() -> dict[str, float]:
         running, waiting = served.gauge("num_requests_running"), served.gauge("num_requests_waiting")
         return {"running": running, "waiting": waiting, "in_flight": served.watcher.status()["admission"]["in_flight"]}
 
-    until(lambda: not any(left().values()), within=2.0, what="an idle engine and no place held", else_say=lambda: f"{left()}")
-    assert time.monotonic() - vanished < 3.0
+    until(
+        lambda: not any(left().values()),
+        within=2.0,
+        what="an idle engine and no place held",
+        else_say=lambda: f"{left()}",
+    )
     now = served.watcher.status()["requests"]
     counts = {name: now[name] - before[name] for name in now}
     assert counts["accepted"] == counts["completed"] + counts["cancelled"]
     assert (counts["failed"], counts["open"], counts["rejected"]) == (0, 0, 0)
-    print("COUNTS", answered, counts, time.monotonic() - vanished)
     assert answered <= counts["accepted"] < CROWD
     assert counts["completed"] > 0
     served.supervisor.until(
@@ -232,7 +240,9 @@ def test_what_is_dangerous_never_reaches_the_engine(served: Served) -> None:
     log = served.supervisor.out
     until(lambda: '"POST /reset_mm_cache HTTP/1.1" 200' in log.text, within=10.0, what="the engine's access log")
     logged = re.findall(r'"(\w+) (\S+) HTTP/1.1"', log.text)
-    seen = [one for one in logged if Router(root_path=ROOT).route(one[0].encode(), one[1].encode()).kind is Kind.DANGEROUS]
+    seen = [
+        one for one in logged if Router(root_path=ROOT).route(one[0].encode(), one[1].encode()).kind is Kind.DANGEROUS
+    ]
     assert seen == [("POST", "/reset_mm_cache")]
 
 
@@ -261,7 +271,9 @@ def test_a_refused_upgrade_is_bare_vllms(target: str, key: str | None, served: S
 def test_a_tunnel_counts_as_one_request(served: Served, engine: TinyEngine) -> None:
     """A websocket of the engine: any message passes both ways, and from the opening to its end it is one request."""
     before = served.watcher.status()["requests"]
-    with subprocess.Popen(served.sdk(engine, "websocket_sdk.py"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+    with subprocess.Popen(
+        served.sdk(engine, "websocket_sdk.py"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as client:
         assert client.stdout
         assert client.stdin
         assert client.stdout.readline() == "open\n"
@@ -272,13 +284,20 @@ def test_a_tunnel_counts_as_one_request(served: Served, engine: TinyEngine) -> N
         assert client.wait(30.0) == 0
     until(lambda: served.watcher.status()["admission"]["in_flight"] == 0, within=10.0, what="no place held")
     now = served.watcher.status()["requests"]
-    assert {name: now[name] - before[name] for name in ("accepted", "completed", "failed", "cancelled")} == {"accepted": 1, "completed": 1, "failed": 0, "cancelled": 0}
+    assert {name: now[name] - before[name] for name in ("accepted", "completed", "failed", "cancelled")} == {
+        "accepted": 1,
+        "completed": 1,
+        "failed": 0,
+        "cancelled": 0,
+    }
 
 
 def test_a_stop_closes_a_tunnel_within_the_budget(served: Served, engine: TinyEngine) -> None:
     """The tunnel keeps the drain open until its budget ends, then is closed and told as cut; the ledger balances."""
     supervisor = served.supervisor
-    with subprocess.Popen(served.sdk(engine, "websocket_sdk.py"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+    with subprocess.Popen(
+        served.sdk(engine, "websocket_sdk.py"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as client:
         assert client.stdout
         assert client.stdout.readline() == "open\n"
         asked = time.monotonic()

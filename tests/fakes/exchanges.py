@@ -26,7 +26,12 @@ _TOOL = {
         },
     },
 }
-_CALL = {**_CHAT, "max_tokens": 256, "tools": [_TOOL], "tool_choice": {"type": "function", "function": {"name": "turn"}}}
+_CALL = {
+    **_CHAT,
+    "max_tokens": 256,
+    "tools": [_TOOL],
+    "tool_choice": {"type": "function", "function": {"name": "turn"}},
+}
 _USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -88,9 +93,16 @@ def _inference() -> list[Exchange]:
         Exchange("responses, streamed", post(response, {**_RESPONSE, "stream": True})),
         Exchange("messages", post(message, _MESSAGE)),
         Exchange("messages, streamed", post(message, {**_MESSAGE, "stream": True})),
-        Exchange("messages, a key of Anthropic's kind", post(message, _MESSAGE, f"X-Api-Key: {KEY}", key=None), status=401),
+        Exchange(
+            "messages, a key of Anthropic's kind", post(message, _MESSAGE, f"X-Api-Key: {KEY}", key=None), status=401
+        ),
         Exchange("invocations", post("/invocations", _CHAT)),
-        Exchange("generate", post("/inference/v1/generate", {"token_ids": [5, 6], "sampling_params": {"temperature": 0, "max_tokens": 4}})),
+        Exchange(
+            "generate",
+            post(
+                "/inference/v1/generate", {"token_ids": [5, 6], "sampling_params": {"temperature": 0, "max_tokens": 4}}
+            ),
+        ),
     ]
 
 

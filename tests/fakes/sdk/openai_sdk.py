@@ -44,7 +44,14 @@ def synchronous() -> None:
     events = list(client.responses.create(model="tiny", input="Hello", max_output_tokens=8, stream=True))
     assert events[-1].type in ("response.completed", "response.incomplete"), events[-1]
 
-    asked = {"model": "tiny", "messages": HELLO, "tools": [TOOL], "tool_choice": FORCED, "max_tokens": 256, "temperature": 0}
+    asked = {
+        "model": "tiny",
+        "messages": HELLO,
+        "tools": [TOOL],
+        "tool_choice": FORCED,
+        "max_tokens": 256,
+        "temperature": 0,
+    }
     (call,) = client.chat.completions.create(**asked).choices[0].message.tool_calls
     assert call.function.name == "turn", call
     assert "".join(call.function.arguments.split()) in ARGUMENTS, call

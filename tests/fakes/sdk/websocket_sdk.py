@@ -39,7 +39,9 @@ def main() -> None:
         try:
             socket.recv()
         except ConnectionClosed as closed:
-            say(f"{'closed' if closed.sent is None else 'left'} {closed.rcvd.code if closed.rcvd else 'without a word'}")
+            say(
+                f"{'closed' if closed.sent is None else 'left'} {closed.rcvd.code if closed.rcvd else 'without a word'}"
+            )
 
 
 main()
