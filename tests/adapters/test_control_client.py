@@ -74,8 +74,8 @@ def test_choosing(path: Path) -> None:
         bound.bind(str(stale))
     other = path.with_name("other.sock")
     with serving(path, {}):
-        assert choose([("a", path), ("b", stale)], None) == path
-        assert choose([("a", path), ("b", stale)], "a") == path
+        assert choose([("a", path), ("b", stale)], None, []) == path
+        assert choose([("a", path), ("b", stale)], "a", []) == path
         for found, name in (
             ([("b", stale)], None),
             ([], None),
@@ -83,11 +83,11 @@ def test_choosing(path: Path) -> None:
             ([("a", path), ("b", stale)], "b"),
         ):
             with pytest.raises(NotRunningError) as caught:
-                choose(found, name)
+                choose(found, name, [Path("/run/x")])
             assert caught.value.status == 3
         with serving(other, {}):
             with pytest.raises(UsageError, match="several supervisors run here: a, c; choose one with --name"):
-                choose([("a", path), ("c", other)], None)
+                choose([("a", path), ("c", other)], None, [])
             with pytest.raises(UsageError, match=r"several supervisors run here: a .*, a .*; "):
-                choose([("a", path), ("a", other)], "a")
-            assert choose([("a", path), ("c", other)], "c") == other
+                choose([("a", path), ("a", other)], "a", [])
+            assert choose([("a", path), ("c", other)], "c", []) == other

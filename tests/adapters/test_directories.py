@@ -75,6 +75,20 @@ def test_a_long_path_is_refused(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_only_an_empty_directory_of_ours_is_removed(short: Path) -> None:
+    """In a shared place the empty run directory goes; with something in it, or where somebody else chose it, it stays."""
+    shared, environ = short / "r", {"XDG_RUNTIME_DIR": str(short)}
+    (shared / "used" / "x").mkdir(parents=True)
+    for name, configured, stays in (("used", "", True), ("chosen", str(shared / "chosen"), True), ("own", "", False)):
+        path = shared / name
+        path.mkdir(exist_ok=True)
+        directories.leave_run_directory(path, configured, environ)
+        assert path.exists() is stays, name
+    directories.leave_run_directory(shared / "chosen", "", {"RUNTIME_DIRECTORY": str(shared / "chosen")})
+    assert (shared / "chosen").exists()
+    directories.leave_run_directory(shared / "own", "", environ)  # gone already
+
+
 def test_a_file_in_the_way_is_told(short: Path) -> None:
     """A file where the directory should be, or should stand, is told with the path and the key."""
     (short / "f").touch()

@@ -10,11 +10,13 @@ from vllm_supervisor.cli.main import main
 
 
 @pytest.fixture(autouse=True)
-def _own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for sockets and state in places of this test alone."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+def places(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Look for sockets and state in places of this test alone, whose paths are short enough for sockets."""
+    root = tmp_path_factory.mktemp("d")
+    monkeypatch.setenv("XDG_STATE_HOME", str(root / "state"))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path / "run"))
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(root / "run"))
+    return root
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
@@ -25,9 +27,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str,
     return status, json.loads(capsys.readouterr().out)
 
 
-def test_an_address_in_use_is_an_error_that_names_its_holder(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_an_address_in_use_is_an_error_that_names_its_holder(capsys: pytest.CaptureFixture[str], places: Path) -> None:
     """Status 2, and nothing was made on the way."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -38,7 +38,7 @@ def test_an_address_in_use_is_an_error_that_names_its_holder(
     (found,) = (finding for finding in said["findings"] if finding["check"] == "port")
     assert (found["level"], "in use by pid" in found["what"]) == ("error", True)
     assert all(finding["why"] and finding["mend"] for finding in said["findings"] if finding["level"] != "ok")
-    assert list(tmp_path.iterdir()) == []
+    assert list(places.iterdir()) == []
 
 
 def test_warnings_are_status_1(capsys: pytest.CaptureFixture[str]) -> None:

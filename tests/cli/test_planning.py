@@ -139,7 +139,6 @@ def test_secrets_are_not_in_a_printed_plan(place: Place, monkeypatch: pytest.Mon
         ("serve /no/model", 78, "model /no/model does not exist"),
         ("--set engine.command=none serve m", 78, "none is not on PATH; install vLLM, or set engine.command"),
         ("--set engine.command=/none serve m", 78, "/none does not exist; install vLLM"),
-        ("--set run_dir=/proc/x serve m", 78, "run directory /proc/x cannot be made"),
         ("--set state_dir=/proc/x serve m", 78, "state directory /proc/x cannot be made"),
         ("--config /no.toml serve m", 78, "--config /no.toml: No such file or directory"),
         ("--set a.b=c serve m", 78, "--set: unknown key a.b"),

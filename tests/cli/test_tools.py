@@ -1,6 +1,7 @@
 """The tools that speak to a running supervisor, and those that look at the configuration."""
 
 import json
+import os
 import socket
 import tomllib
 from collections.abc import Iterator
@@ -221,10 +222,12 @@ def test_finding_the_running_one(
             assert main(["status"]) == 2
             assert main(["--name", "two", "status"]) == 0
     captured = capsys.readouterr()
+    places = " or ".join(map(str, directories.control_places("", os.environ)))
+    assert str(root / "vllm-supervisor") in places
     assert [line.split()[1] for line in captured.out.splitlines()] == ["one", "two"]
     assert captured.err.splitlines() == [
-        "vllm-supervisor: no running supervisor was found",
-        "vllm-supervisor: no running supervisor called old was found",
+        f"vllm-supervisor: no running supervisor was found in {places}",
+        f"vllm-supervisor: no running supervisor called old was found in {places}",
         "vllm-supervisor: several supervisors run here: one, two; choose one with --name NAME",
     ]
 

@@ -19,7 +19,7 @@ IMPOSSIBLE: dict[type, set[Node]] = {
     facts.SweepDone: set(Node) - {Node.SWEEPING},
     facts.SweepFailed: set(Node) - {Node.SWEEPING},
     facts.Spawned: set(Node) - {Node.STARTING, Node.TERMINATING, Node.KILLING},
-    facts.SpawnFailed: set(Node) - {Node.STARTING, Node.TERMINATING, Node.KILLING},
+    facts.SpawnFailed: set(Node) - {Node.STARTING, Node.LOSING, Node.TERMINATING, Node.KILLING},
     facts.Exited: {Node.BOOTING},
     facts.MemberDied: {Node.BOOTING},
     facts.ReportedDead: {Node.BOOTING},
@@ -399,6 +399,26 @@ def test_a_core_that_dies_while_loading_gets_a_farewell() -> None:
     life.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100), facts.MemberDied(101, "VLLM::EngineCore"))
     assert life.state.node is Node.LOSING
     assert kinds(life.fire()) == [orders.KillTree]
+
+
+def test_stops_only_shorten_the_farewell() -> None:
+    """However often a stop is asked for, an engine that lost its core never gets more time than it had."""
+    life = Life()
+    life.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100), facts.MemberDied(101, "VLLM::EngineCore"))
+    begun = life.now
+    life.now += 9.0
+    for _ in range(2):
+        given = life.tell(facts.EngineStopOrdered(life.now + 60.0))
+        assert given == [orders.SetTimer(Timer.FAREWELL, begun + 10.0)]
+        life.now += 0.5
+
+
+def test_an_engine_refused_after_it_lost_its_core_is_removed() -> None:
+    """The two may come in either order; the end is the same sweep."""
+    life = Life()
+    life.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100), facts.MemberDied(101, "VLLM::Worker"))
+    assert orders.Sweep in kinds(life.tell(facts.SpawnFailed("the engine reports no steps")))
+    assert life.state.node is Node.SWEEPING
 
 
 def test_drain_and_resume_touch_admission_alone() -> None:

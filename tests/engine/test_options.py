@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fakes.ports import free_port
 from fakes.spellings import SPELLINGS
-from fakes.supervisor_process import Account, Client, free_port
+from fakes.supervisor_process import Account, Client
 from fakes.tiny_engine import START, TinyEngine
 
 pytestmark = pytest.mark.engine

@@ -24,7 +24,8 @@ from typing import Any
 import httpx
 
 from fakes.books import Books
-from fakes.supervisor_process import Account, Client, Supervisor, chat_body, free_port
+from fakes.ports import free_port
+from fakes.supervisor_process import Account, Client, Supervisor, chat_body
 from fakes.tiny_engine import START, TinyEngine
 
 BUDGET = ("--set", "drain.budget=1s", "--set", "engine.stop_grace=3s", "--set", "health.interval=200ms")

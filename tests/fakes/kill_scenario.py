@@ -17,7 +17,8 @@ from pathlib import Path
 import httpx
 
 from fakes.books import Books
-from fakes.supervisor_process import Account, Client, Supervisor, chat_body, free_port
+from fakes.ports import free_port
+from fakes.supervisor_process import Account, Client, Supervisor, chat_body
 from fakes.tiny_engine import START, TinyEngine
 
 NAME = ("--name", "killed")

@@ -242,12 +242,6 @@ class MockEngine:
         return None
 
 
-def free_port() -> int:
-    """Give a loopback port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def _content(body: Any, headers: dict[str, str] | None, raw: bytes | None) -> tuple[bytes | None, dict[str, str]]:
     if body is not None:
         return json.dumps(body).encode(), {"Content-Type": "application/json"} | (headers or {})

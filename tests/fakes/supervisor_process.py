@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -49,14 +48,6 @@ class Leftover(NamedTuple):
     pid: int
     name: str
     command: str
-
-
-def free_port() -> int:
-    """Give a TCP port that was free on loopback a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def until(fact: Callable[[], T | None], *, within: float, what: str, else_say: Callable[[], str] = str) -> T:
@@ -134,10 +125,12 @@ class Account:
         return found
 
     def expect_nothing_left(self, within: float = 5.0) -> None:
-        """Fail unless every process of this account is gone within `within` seconds."""
+        """Fail unless every process of this account is gone within `within` seconds, and the run directories are, too."""
         until(
             lambda: not self.leftovers(), within=within, what="no process left", else_say=lambda: f"{self.leftovers()}"
         )
+        left = list(Path(self.home, "run", "vllm-supervisor").glob("*"))
+        assert not left, f"run directories are left: {left}"
 
     def close(self) -> None:
         """Remove whatever is left: processes first, by pid, then the directories."""

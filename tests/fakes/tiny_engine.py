@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from fakes.supervisor_process import Account, Client, Supervisor, free_port
+from fakes.ports import free_port
+from fakes.supervisor_process import Account, Client, Supervisor
 
 # A start takes 25 s on two idle cores; a busy machine may need several times that.
 START = 180.0

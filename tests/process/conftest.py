@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fakes.supervisor_process import Account, Client, StartMock, Supervisor, free_port
+from fakes.ports import free_port
+from fakes.supervisor_process import Account, Client, StartMock, Supervisor
 
 
 @pytest.fixture

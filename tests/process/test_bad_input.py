@@ -4,7 +4,8 @@ import os
 import socket
 from pathlib import Path
 
-from fakes.supervisor_process import Account, Supervisor, free_port
+from fakes.ports import free_port
+from fakes.supervisor_process import Account, Supervisor
 
 SERVE = ("--engine", "mock", "serve", "tiny", "--host", "127.0.0.1")
 

@@ -15,7 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from fakes.supervisor_process import Account, Client, StartMock, Supervisor, command, free_port
+from fakes.ports import free_port
+from fakes.supervisor_process import Account, Client, StartMock, Supervisor, command
 
 QUICK = ("--set", "restart.backoff=20ms", "--set", "restart.backoff_max=50ms")
 AT_ONCE = ("--mock-start-time", "0s")

@@ -8,8 +8,9 @@ import time
 
 import pytest
 
+from fakes.ports import free_port
 from fakes.spellings import SPELLINGS, Spelling
-from fakes.supervisor_process import Account, Client, StartMock, free_port
+from fakes.supervisor_process import Account, Client, StartMock
 
 
 def test_the_front_door_answers_before_the_engine_is_ready_then_serves(start_mock: StartMock) -> None:

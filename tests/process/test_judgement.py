@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fakes.judged import Judged, asking, settings
-from fakes.supervisor_process import Account, Client, free_port, until
+from fakes.ports import free_port
+from fakes.supervisor_process import Account, Client, until
 
 SHORT = (
     "health.interval=100ms",

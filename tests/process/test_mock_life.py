@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fakes.mock_process import MARKER, MockEngine, free_port
+from fakes.mock_process import MARKER, MockEngine
+from fakes.ports import free_port
 
 LONG = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2000, "ignore_eos": True}
 CHAT = "/v1/chat/completions"

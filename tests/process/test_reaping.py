@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fakes.supervisor_process import Account, Client, free_port
+from fakes.ports import free_port
+from fakes.supervisor_process import Account, Client
 
 FERTILE = str(Path(__file__).parents[1] / "fakes" / "fertile_engine.py")
 AS_PID_1 = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")

@@ -14,7 +14,8 @@ import pytest
 import trustme
 
 from fakes.notify_socket import NotifySocket
-from fakes.supervisor_process import Account, Client, Supervisor, command, free_port
+from fakes.ports import free_port
+from fakes.supervisor_process import Account, Client, Supervisor, command
 
 # Becomes the command with a listening socket at descriptor 3, as systemd's fork does it.
 ACTIVATE = """

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from fakes.ports import free_port
 from fakes.rig import Rig, Unit
-from fakes.supervisor_process import free_port
 
 pytestmark = pytest.mark.systemd
 

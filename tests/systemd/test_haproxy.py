@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fakes.ports import free_port
 from fakes.streams import Streams, load
-from fakes.supervisor_process import Account, Client, free_port, until
+from fakes.supervisor_process import Account, Client, until
 
 pytestmark = pytest.mark.systemd
 

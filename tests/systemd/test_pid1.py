@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fakes.ports import free_port
 from fakes.streams import Streams
-from fakes.supervisor_process import Account, Client, command, free_port, until
+from fakes.supervisor_process import Account, Client, command, until
 
 pytestmark = pytest.mark.systemd
 

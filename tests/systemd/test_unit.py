@@ -8,9 +8,10 @@ import time
 import pytest
 
 from fakes.freeze import main_thread_stopped
+from fakes.ports import free_port
 from fakes.rig import Rig, Unit, lives
 from fakes.streams import Streams
-from fakes.supervisor_process import Client, free_port
+from fakes.supervisor_process import Client
 
 pytestmark = pytest.mark.systemd
 

@@ -49,18 +49,18 @@ class ControlError(UserError):
     status = 1
 
 
-def choose(found: Sequence[tuple[str, Path]], name: str | None) -> Path:
+def choose(found: Sequence[tuple[str, Path]], name: str | None, places: Sequence[Path]) -> Path:
     """Return the control socket to speak to: that of `name`, else of the only supervisor that runs.
 
+    `places` are where was looked, to be told when nothing was found.
     NotRunningError when there is none, UsageError when there are several and none is named.
     """
     if name is not None:
         found = [(known, path) for known, path in found if known == name]
     alive = [(known, path) for known, path in found if _accepts(path)]
     if not alive:
-        raise NotRunningError(
-            f"no running supervisor called {name} was found" if name else "no running supervisor was found"
-        )
+        called = f" called {name}" if name else ""
+        raise NotRunningError(f"no running supervisor{called} was found in {' or '.join(map(str, places))}")
     if len(alive) > 1:
         names = ", ".join(f"{known} ({path})" if name else known for known, path in alive)
         raise UsageError(f"several supervisors run here: {names}; choose one with --name NAME")

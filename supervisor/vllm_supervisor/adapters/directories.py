@@ -9,6 +9,7 @@ Rules:
 * The path of a Unix socket has 107 bytes on Linux, and some tools take fewer: ours stay under 100.
 """
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -47,18 +48,29 @@ def control_sockets(configured: str, environ: Mapping[str, str]) -> list[tuple[s
 
     A configured directory, or one that systemd names, is the only place looked at: it names one instance.
     """
-    single = _single_run_directory(configured, environ)
-    if single is not None:
-        candidates = [single]
-    else:
-        candidates = [entry for shared in _shared_run_directories(environ) for entry in _entries(shared)]
+    places = control_places(configured, environ)
+    single = _single_run_directory(configured, environ) is not None
+    candidates = places if single else [entry for shared in places for entry in _entries(shared)]
     return [(entry.name, entry / CONTROL_SOCKET) for entry in candidates if _is_socket(entry / CONTROL_SOCKET)]
+
+
+def control_places(configured: str, environ: Mapping[str, str]) -> list[Path]:
+    """Return the directories in which `control_sockets` looks, for people whose supervisor is in none of them."""
+    single = _single_run_directory(configured, environ)
+    return list(_shared_run_directories(environ)) if single is None else [single]
 
 
 def prepare_run_directory(path: Path) -> None:
     """Make the run directory, and check that sockets can live in it. SetupError otherwise."""
     check_length(path)
     _prepare(path, "run directory", "run_dir")
+
+
+def leave_run_directory(path: Path, configured: str, environ: Mapping[str, str]) -> None:
+    """Remove the run directory if it is one of ours in a shared place, and nothing is left in it."""
+    if _single_run_directory(configured, environ) is None:
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
 
 def check_length(path: Path) -> None:

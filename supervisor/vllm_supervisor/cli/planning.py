@@ -99,7 +99,7 @@ def _plan(
     run_dir = directories.run_directory(config.run_dir, options.environ, name)
     state_dir = directories.state_directory(config.state_dir, options.environ, name)
     tls = None if vllm is None else tls_files(vllm)
-    directories.prepare_run_directory(run_dir)
+    directories.check_length(run_dir)
     directories.prepare_state_directory(state_dir)
     return Plan(
         config=config,

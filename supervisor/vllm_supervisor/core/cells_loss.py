@@ -126,16 +126,21 @@ def end_condemned(state: State, moment: Moment, policy: Policy) -> Step:
 def member_died_loading(state: State, fact: facts.MemberDied, moment: Moment, policy: Policy) -> Step:
     """A core that fails during the load leaves its reason to the main process, which ends by itself."""
     dead = (f"{fact.name} (pid {fact.pid})", *fact.others)
-    state = replace(state, node=Node.LOSING, first_dead=(*state.first_dead, *dead))
-    return state, [orders.ClearTimer(Timer.START), orders.SetTimer(Timer.FAREWELL, moment.now + policy.farewell)]
+    return await_farewell(replace(state, first_dead=(*state.first_dead, *dead)), moment, policy)
 
 
 @on(Node.STARTING, fact=facts.ReportedDead, to=(Node.LOSING,))
 def reported_dead_loading(state: State, _fact: facts.ReportedDead, moment: Moment, policy: Policy) -> Step:
     """The same, told by its output."""
-    return replace(state, node=Node.LOSING), [
+    return await_farewell(state, moment, policy)
+
+
+def await_farewell(state: State, moment: Moment, policy: Policy) -> Step:
+    """Give an engine that lost its core the time to say why."""
+    until = moment.now + policy.farewell
+    return replace(state, node=Node.LOSING, kill_at=until), [
         orders.ClearTimer(Timer.START),
-        orders.SetTimer(Timer.FAREWELL, moment.now + policy.farewell),
+        orders.SetTimer(Timer.FAREWELL, until),
     ]
 
 

@@ -27,13 +27,14 @@ def spawned(state: State, fact: facts.Spawned, _moment: Moment, _policy: Policy)
     return replace(state, pid=fact.pid), [said]
 
 
-@on(Node.STARTING, Node.TERMINATING, Node.KILLING, fact=facts.SpawnFailed, to=(Node.SWEEPING,))
+@on(Node.STARTING, Node.LOSING, Node.TERMINATING, Node.KILLING, fact=facts.SpawnFailed, to=(Node.SWEEPING,))
 def spawn_failed(state: State, fact: facts.SpawnFailed, moment: Moment, _policy: Policy) -> Step:
     """A command that cannot be started is an end like any other, without a status."""
     ending = lost(state, moment, None, problem=fact.sentence, may_pass=fact.may_pass)
     return replace(state, node=Node.SWEEPING, ending=ending), [
         orders.ClearTimer(Timer.START),
         orders.ClearTimer(Timer.GRACE),
+        orders.ClearTimer(Timer.FAREWELL),
         orders.Sweep(),
     ]
 

@@ -43,8 +43,10 @@ def stop_loading(state: State, fact: facts.EngineStopOrdered, moment: Moment, po
 @on(Node.LOSING, fact=facts.EngineStopOrdered)
 def stop_losing(state: State, fact: facts.EngineStopOrdered, moment: Moment, policy: Policy) -> Step:
     """It is ending anyway; now it has less time for it."""
-    state = replace(state, why=Why.STOP)
-    return state, [orders.SetTimer(Timer.FAREWELL, min(fact.kill_at, moment.now + policy.load_grace))]
+    until = min(fact.kill_at, moment.now + policy.load_grace)
+    if state.kill_at is not None:
+        until = min(until, state.kill_at)
+    return replace(state, why=Why.STOP, kill_at=until), [orders.SetTimer(Timer.FAREWELL, until)]
 
 
 @on(Node.EXAMINING, fact=facts.EngineStopOrdered)

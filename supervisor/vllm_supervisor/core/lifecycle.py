@@ -132,7 +132,7 @@ class State:
     why_sentence: str = ""
     term_sent: bool = False
     kill_sent: bool = False
-    kill_at: float | None = None  # when TERM has to have worked
+    kill_at: float | None = None  # when TERM, or the end it comes to by itself, has to have worked
     stop_signum: int | None = None
     spawned_at: float | None = None
     ready_at: float | None = None

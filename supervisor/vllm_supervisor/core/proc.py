@@ -88,5 +88,10 @@ def command_words(comm: str, cmdline: bytes) -> str:
     if not words:
         return comm
     shown = [words[0].rpartition("/")[2] or words[0], *(word for word in words[1:2] if not word.startswith("-"))]
-    text = " ".join(" ".join(shown).split())[:_SHOWN]
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return one_line(" ".join(shown), _SHOWN)
+
+
+def one_line(text: str, limit: int) -> str:
+    """Make of what a stranger wrote at most `limit` characters of one line that no terminal takes for an order."""
+    words = " ".join(text.split())[:limit]
+    return "".join(letter if letter.isprintable() else "?" for letter in words)

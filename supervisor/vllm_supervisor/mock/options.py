@@ -25,6 +25,7 @@ class Options:
     host: str = ""
     port: int = 8000
     uds: str = ""
+    headless: bool = False
     max_num_seqs: int = 256
     max_model_len: int = 4096
     max_num_batched_tokens: int = 2048
@@ -63,7 +64,7 @@ usage: python -m vllm_supervisor.mock serve [MODEL] [any `vllm serve` option] [-
 A stand-in for vLLM: same HTTP, same processes, same ends, no GPU. Of vLLM's options it obeys --host, --port, --uds,
 --served-model-name, --max-num-seqs, --max-model-len, --max-num-batched-tokens, --data-parallel-size,
 --api-server-count, --api-key, --root-path, --shutdown-timeout, --runner pooling, --task embed, --disable-log-stats,
---disable-uvicorn-access-log, --config; it takes every other one without a word.
+--disable-uvicorn-access-log, --headless, --config; it takes every other one without a word.
 
   --mock-tokens-per-second N   tokens a second of each request (default 40)
   --mock-start-time SECONDS    how long the load takes (default 0.3s)
@@ -124,6 +125,7 @@ _LISTS = {"served-model-name": "served", "api-key": "api_keys"}
 _FLAGS: dict[str, tuple[str, bool]] = {
     "disable-log-stats": ("log_stats", False),
     "disable-uvicorn-access-log": ("access_log", False),
+    "headless": ("headless", True),
     "help": ("help", True),
 }
 

@@ -61,7 +61,11 @@ def run(argv: list[str]) -> int:
 
 
 def _bind(options: Options) -> socket.socket:
-    """Bind without listening: until the load is done a connection is refused."""
+    """Bind without listening: until the load is done a connection is refused. A headless node gets a nameless socket."""
+    if options.headless:
+        nameless = socket.socket(socket.AF_UNIX)
+        nameless.bind("")
+        return nameless
     if options.uds:
         bound = socket.socket(socket.AF_UNIX)
         bound.bind(options.uds)

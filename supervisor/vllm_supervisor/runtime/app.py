@@ -21,6 +21,7 @@ from vllm_supervisor.adapters import (
     cgroup,
     clock,
     descriptors,
+    directories,
     given_sockets,
     log,
     nvidia,
@@ -125,6 +126,8 @@ def _world(
     run_id = secrets.token_hex(4)
     lock = StateLock(plan.state_dir, run=run_id, name=plan.name)
     held.callback(lock.release)
+    directories.prepare_run_directory(plan.run_dir)  # under the lock: the last holder removes it as it leaves
+    held.callback(directories.leave_run_directory, plan.run_dir, plan.config.run_dir, plan.environ)
     control_address = UnixAddress(str(plan.run_dir / "control.sock"))
     certificates = None if plan.tls is None else Certificates(plan.tls)
     listeners = _listeners(plan, held)

@@ -15,9 +15,11 @@ from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.events import Events
 from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.lifecycle import State
+from vllm_supervisor.core.proc import one_line
 from vllm_supervisor.core.words import verdict_line
 
 MAX_EVENTS = 1000
+MAX_WAIT = 365 * 24 * 3600.0  # seconds
 LOOK_EVERY = 0.1  # seconds between looks for new events of a follower, and for a drain that ended
 
 
@@ -94,7 +96,7 @@ class Control:
         text = call.query.get("n", "20")
         if not text.isdecimal():
             return refusal(400, f"n={text}: expected a whole number")
-        newest = self._events.after(0, min(int(text), MAX_EVENTS))
+        newest = self._events.after(0, MAX_EVENTS if len(text) > len(str(MAX_EVENTS)) else min(int(text), MAX_EVENTS))
         if call.query.get("follow") == "1":
             return Answer(200, stream=self._follow(newest))
         return Answer(200, {"events": newest})
@@ -113,8 +115,9 @@ class Control:
 
     async def _drain(self, call: Call) -> Answer:
         timeout = call.body.get("timeout_s")
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0):
-            return refusal(400, f"timeout_s={timeout}: expected seconds, 0 or more")
+        number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        if timeout is not None and not (number and 0 <= timeout <= MAX_WAIT):
+            return refusal(400, f"timeout_s={str(timeout)[:40]}: expected seconds, 0 or more, at most a year")
         hook = bool(call.body.get("hook"))
         self._tell(facts.DrainRequested(str(call.peer), hook=hook))
         if call.body.get("wait"):
@@ -143,7 +146,7 @@ class Control:
         if not isinstance(reason, str) or not reason.strip():
             return refusal(400, "a restart needs a reason")
         incarnation = self._state().incarnation
-        self._tell(facts.RestartRequested(str(call.peer), reason.strip()[:500]))
+        self._tell(facts.RestartRequested(str(call.peer), one_line(reason, 500)))
         return Answer(202, {"incarnation": incarnation})
 
     async def _stop(self, call: Call) -> Answer:
@@ -157,6 +160,6 @@ class Control:
         self._look_now()
         await trio.sleep(LOOK_EVERY)  # a look takes milliseconds; what it found is the answer
         health = self._status()["health"]
-        said = f"{source.strip()[:100]} ({call.peer}) reports: {reason.strip()[:500]}"
+        said = f"{one_line(source, 100)} ({call.peer}) reports: {one_line(reason, 500)}"
         self._say("report", f"{said}; judged {verdict_line(health['verdict'], health['sentence'])}")
         return Answer(202, {"recorded": True, "verdict": health["verdict"], "sentence": health["sentence"]})

@@ -1,0 +1,78 @@
+"""The control socket's paths: what callers may write, and what becomes of it."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from fakes.custody import async_test
+from vllm_supervisor.adapters.control_server import Answer, Call, Peer
+from vllm_supervisor.core import facts
+from vllm_supervisor.core.admission import Gate
+from vllm_supervisor.core.events import Events
+from vllm_supervisor.core.lifecycle import State
+from vllm_supervisor.runtime.control import MAX_EVENTS, Control
+
+STRANGE = "disk\nfull \x1b[31m\x07 again"
+SHOWN = "disk full ?[31m? again"
+
+
+class Desk:
+    """A control with nothing behind it; `told` are the facts and `said` the sentences it passed on."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+        self.said: list[str] = []
+        self.events = Events(MAX_EVENTS)
+        self.control = Control(
+            status=lambda: {"health": {"verdict": "busy", "sentence": "it works"}},
+            state=State,
+            timeouts=dict,
+            gate=Gate(limit=8, new_id=lambda: "1"),
+            background=lambda: 0,
+            summary=dict,
+            events=self.events,
+            tell=self.told.append,
+            say=lambda _word, sentence: self.said.append(sentence),
+            look_now=lambda: None,
+            drain_budget=1.0,
+            hook_budget=1.0,
+        )
+
+    async def ask(self, method: str, path: str, *, body: Mapping[str, Any] | None = None, **query: str) -> Answer:
+        """Make one call."""
+        return await self.control(Call(method, path, query, dict(body or {}), Peer(1, 0, "sh")))
+
+
+@async_test
+async def test_any_number_of_events_may_be_asked_for() -> None:
+    """A number of any length gives at most what is kept; what is no number is refused."""
+    desk = Desk()
+    for n in ("0", "7", "9" * 5000, "٣"):
+        assert (await desk.ask("GET", "/events", n=n)).status == 200
+    for n in ("-1", "", "1.5", "nan"):
+        assert (await desk.ask("GET", "/events", n=n)).status == 400
+
+
+@pytest.mark.parametrize("wait", [math.nan, math.inf, -1, pytest.param(10**400, id="huge"), True, "5", [5]])
+@async_test
+async def test_a_wait_that_is_no_time_is_refused(wait: object) -> None:
+    """And nothing is drained for it."""
+    desk = Desk()
+    answer = await desk.ask("POST", "/drain", body={"wait": True, "timeout_s": wait})
+    assert answer.status == 400
+    assert len(answer.value["error"]["message"]) < 120
+    assert desk.told == []
+
+
+@async_test
+async def test_what_a_stranger_writes_stays_on_one_line() -> None:
+    """No line break and no control character of a reason or a source reaches an event."""
+    desk = Desk()
+    assert (await desk.ask("POST", "/restart", body={"reason": STRANGE})).status == 202
+    (told,) = desk.told
+    assert isinstance(told, facts.RestartRequested)
+    assert told.reason == SHOWN
+    assert (await desk.ask("POST", "/report", body={"source": STRANGE, "reason": STRANGE})).status == 202
+    assert desk.said[0].startswith(f"{SHOWN} (pid 1 (uid 0, sh)) reports: {SHOWN}; judged")
