@@ -150,6 +150,21 @@ def test_the_kill_list_kills_who_it_knows_and_nobody_else() -> None:
             child.stdout.close()
 
 
+def test_a_killed_session_gets_the_processor_to_end_with() -> None:
+    """Where the kernel shares the processor between sessions, one that had less than others has not when it is to end."""
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as child:
+        share = Path(f"/proc/{child.pid}/autogroup")
+        share.write_text("5")
+        killer = KillList()
+        killer.begin(1, parse_stat(Path(f"/proc/{child.pid}/stat").read_bytes()).id, None)
+        assert killer.fire() == 1
+        deadline = time.monotonic() + 5.0
+        while int(share.read_text().split()[-1]) > 0:  # the kernel takes one such word in a tenth of a second
+            assert time.monotonic() < deadline
+            killer.fire()
+        killer.clear()
+
+
 def test_gpu_and_board_names_come_from_proc(tmp_path: Path) -> None:
     """Each GPU's Model line, and a board of NVIDIA's; a machine without either has no names."""
     assert nvidia.names(tmp_path) == ()

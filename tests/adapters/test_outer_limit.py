@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -87,3 +88,33 @@ def test_no_systemctl_is_no_answer(error: Exception) -> None:
         raise error
 
     assert read("0::/system.slice/vllm.service\n", run, lambda _pid: {7}) is None
+
+
+def refused(_arguments: Sequence[str]) -> str:
+    """Be a systemctl that the bus does not let in."""
+    raise subprocess.CalledProcessError(1, "systemctl")
+
+
+def installed(root: Path) -> Path:
+    """Install a template with 120 s below `root`, and a drop-in of one instance that says 50 s."""
+    units = root / "etc/systemd/system"
+    (units / "vllm@8000.service.d").mkdir(parents=True)
+    (units / "vllm@.service").write_text("[Service]\nTimeoutStopSec=120s\n")
+    (units / "vllm@8000.service.d/override.conf").write_text("[Service]\nTimeoutStopSec=50s\n")
+    return root
+
+
+@pytest.mark.parametrize(("instance", "seconds"), [("8000", 50.0), ("8001", 120.0)])
+def test_where_the_bus_refuses_us_the_unit_s_files_are_read(tmp_path: Path, instance: str, seconds: float) -> None:
+    """As a dynamic user: the limit is the files', and the owner's name says so."""
+    cgroup = f"0::/system.slice/system-vllm.slice/vllm@{instance}.service/supervisor\n"
+    found = read(cgroup, refused, lambda _pid: {7, 8}, exec_pid="7", root=installed(tmp_path))
+    assert found == OuterLimit(seconds, f"TimeoutStopSec in the files of vllm@{instance}.service")
+
+
+@pytest.mark.parametrize(
+    ("unit", "exec_pid"), [("vllm@8000.service", "9"), ("vllm@8000.service", ""), ("other.service", "7")]
+)
+def test_files_of_a_unit_that_is_not_proven_ours_tell_nothing(tmp_path: Path, unit: str, exec_pid: str) -> None:
+    """Another main process, none known, or no files: no limit is known."""
+    assert read(f"0::/{unit}\n", refused, lambda _pid: {7}, exec_pid=exec_pid, root=installed(tmp_path)) is None

@@ -308,6 +308,24 @@ def test_a_restart_ordered_while_an_engine_goes_gives_fresh_budgets(end: facts.F
     assert life.state.node is Node.WAITING
 
 
+def test_a_restart_ordered_in_the_backoff_starts_now_with_fresh_budgets() -> None:
+    """After the last crash the budget allows, a person's order makes room for as many again."""
+    life = Life().ready()
+    for _ in range(3):
+        life.crash()
+        life.fire()
+        life.ready()
+    life.crash()
+    assert life.state.node is Node.PARKED
+    life = Life().ready()
+    for _ in range(3):
+        life.crash()
+        assert orders.Spawn in kinds(life.tell(facts.RestartRequested("pid 9", "new weights")))
+        life.ready()
+    life.crash()
+    assert life.state.node is Node.WAITING
+
+
 def test_a_restart_ordered_during_a_load_is_no_failed_start() -> None:
     """TERM goes out, KILL after 5 s since a load ignores it, and no budget is burdened."""
     life = Life()

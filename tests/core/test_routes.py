@@ -47,6 +47,10 @@ PREFIXED = Router(root_path="/api/v9")
         (b"POST", b"/sleep", Kind.DANGEROUS, RequestClass.OTHER),
         (b"GET", b"/server_info", Kind.DANGEROUS, RequestClass.OTHER),
         (b"POST", b"/v1/load_lora_adapter", Kind.DANGEROUS, RequestClass.OTHER),
+        (b"POST", b"/inference/v1/abort_requests", Kind.DANGEROUS, RequestClass.OTHER),
+        (b"DELETE", b"/adapters/mine", Kind.DANGEROUS, RequestClass.OTHER),
+        (b"DELETE", b"/ADAPTERS//x/../mine/", Kind.DANGEROUS, RequestClass.OTHER),
+        (b"GET", b"/adaptersx", Kind.CHEAP, RequestClass.OTHER),
         (b"GET", b"/is_sleeping", Kind.CHEAP, RequestClass.OTHER),
     ],
 )
@@ -98,6 +102,8 @@ def test_allowed_paths_pass_the_gate():
     router = Router(allow_paths=("/Sleep/",))
     assert router.route(b"POST", b"/sleep").kind is Kind.GATED
     assert router.route(b"POST", b"/wake_up").kind is Kind.DANGEROUS
+    router = Router(allow_paths=("/adapters",))
+    assert router.route(b"DELETE", b"/adapters/mine") == Route(Kind.GATED, admin=True)
 
 
 def test_root_path_is_taken_off_once():

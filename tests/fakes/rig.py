@@ -3,6 +3,7 @@
 Rules:
 * Inside, the command stands where the unit looks for it, /opt/vllm-supervisor/bin/vllm-supervisor, and the stand-in at
   /opt/vllm/bin/vllm; so the unit under test is the file that is shipped, plus a drop-in of what one test changes.
+* What else of this machine a test needs is seen inside at its own place, and every user of the rig may go there.
 * Nothing in it outlives it; a test's unit is stopped and its drop-in removed at the test's end.
 """
 
@@ -33,12 +34,13 @@ PYTHONPATH=/opt/test/src:/opt/test/site exec /opt/test/python/bin/{_PYTHON} -P -
 class Rig:
     """One booted systemd, and files in its root."""
 
-    def __init__(self) -> None:
-        """Boot; fails where that is not possible, never skips."""
+    def __init__(self, *also: Path) -> None:
+        """Boot, with the directories `also` seen inside; fails where that is not possible, never skips."""
         self._dir = Path(tempfile.mkdtemp(prefix="vsup-rig-"))
         self._script = ROOT / "scripts" / "systemd-rig"
         seen = {"python": sys.base_prefix, "site": sysconfig.get_path("purelib"), "src": str(ROOT / "supervisor")}
         binds = [f"{source}:/opt/test/{name}" for name, source in seen.items()]
+        binds += [f"{path}:{path}" for path in also]
         done = subprocess.run([self._script, "start", self._dir, *binds], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         self.pid = int((self._dir / "pid").read_text())
@@ -47,6 +49,8 @@ class Rig:
         for unit in UNITS.glob("*.*"):
             if unit.suffix in {".service", ".socket"}:
                 self.write(f"/etc/systemd/system/{unit.name}", unit.read_text())
+        for parent in {parent for path in also for parent in path.parents}:  # a home may be closed to everybody else
+            self.path(str(parent)).chmod(self.path(str(parent)).stat().st_mode | 0o555)
 
     def path(self, inside: str) -> Path:
         """Where a path of the rig is seen from outside."""
@@ -98,20 +102,22 @@ class Rig:
 class Unit:
     """The shipped service of one port in a rig, changed by a drop-in."""
 
-    def __init__(self, rig: Rig, port: int, serve: str = "", env: Sequence[str] = (), **service: str) -> None:
-        """`serve` are further options of the stand-in, `env` lines of the environment file, `service` keys to change."""
+    def __init__(
+        self, rig: Rig, port: int, serve: str = "", env: Sequence[str] = (), *, model: str = "tiny", **service: str
+    ) -> None:
+        """`serve` are further options of the engine, `env` lines of the environment file, `service` keys to change."""
         self.rig, self.port = rig, port
         self.name = f"vllm-supervisor@{port}.service"
         self._files = [f"/etc/systemd/system/{self.name}.d/test.conf", f"/etc/vllm-supervisor/{port}.env"]
-        lines = (f"SERVE=tiny --host 127.0.0.1 {serve}", "VLLM_SUPERVISOR_ENGINE__COMMAND=/opt/vllm/bin/vllm", *env)
+        lines = (f"SERVE={model} --host 127.0.0.1 {serve}", "VLLM_SUPERVISOR_ENGINE__COMMAND=/opt/vllm/bin/vllm", *env)
         rig.write(self._files[1], "\n".join(lines) + "\n")
         rig.write(self._files[0], "[Service]\n" + "".join(f"{key}={value}\n" for key, value in service.items()))
         rig.systemctl("daemon-reload")
 
-    def start(self, *, wait: bool = True) -> None:
-        """Ask for the start; with `wait` it has to succeed."""
+    def start(self, *, wait: bool = True, within: float = 60.0) -> None:
+        """Ask for the start; with `wait` it has to succeed `within` so many seconds."""
         if wait:
-            done = self.rig.run("systemctl", "start", self.name)
+            done = self.rig.run("systemctl", "start", self.name, within=within)
             assert done.returncode == 0, self.words()
         else:
             self.rig.systemctl("start", "--no-block", self.name)

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Self
@@ -14,10 +15,11 @@ from fakes.supervisor_process import Client, until
 
 @dataclass
 class Seen:
-    """What one client saw: the `data:` values, and the transport error it ended with, if any."""
+    """What one client saw: the `data:` values, the transport error it ended with, if any, and when it ended."""
 
     data: list[str] = field(default_factory=list)
     error: str = ""
+    ended_at: float = 0.0  # monotonic seconds
 
     @property
     def complete(self) -> bool:
@@ -45,6 +47,8 @@ class Streams:
                     seen.data.append(value)
         except (httpx.TransportError, AssertionError) as error:
             seen.error = repr(error)
+        finally:
+            seen.ended_at = time.monotonic()
 
     def __enter__(self) -> Self:
         """Open them all, and wait until each (or the `first`) has had its first token."""

@@ -1,9 +1,12 @@
 """Real vLLM on the CPU with the tiny model: how tests start it behind the supervisor, and the clients beside it."""
 
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
+
+import pytest
 
 from fakes.ports import free_port
 from fakes.supervisor_process import Account, Client, Supervisor
@@ -25,7 +28,25 @@ class TinyEngine:
         "TRANSFORMERS_OFFLINE": "1",
     }
     # What every test's engine is started with, beside its address.
-    options: ClassVar[tuple[str, ...]] = ("--load-format", "dummy", "--enforce-eager", "--max-num-seqs", "8")
+    options: ClassVar[tuple[str, ...]] = (
+        *("--load-format", "dummy", "--enforce-eager", "--max-num-seqs", "8"),
+        *("--served-model-name", "tiny", "--max-model-len", "32768"),
+    )
+
+    @classmethod
+    def installed(cls) -> Self:
+        """Give what `scripts/test --real` has installed; its absence is a failure, never a skip."""
+        vllm, model = os.environ.get("TEST_VLLM", ""), os.environ.get("TEST_TINY_MODEL", "")
+        if not Path(vllm).is_file() or not Path(model, "config.json").is_file():
+            pytest.fail(
+                "real vLLM is missing: run scripts/test --real, which installs it and makes the model", pytrace=False
+            )
+        return cls(Path(vllm), Path(model))
+
+    @property
+    def places(self) -> tuple[Path, Path]:
+        """The directories it needs to run: its environment, and the Python that was made of."""
+        return self.vllm.parents[1], self.python.resolve().parents[1]
 
     @property
     def python(self) -> Path:
@@ -38,16 +59,7 @@ class TinyEngine:
         """Start `serve` with the tiny model, named `tiny`, on a free port; `before` are options of ours."""
         port = free_port()
         own = ("--set", f"engine.command={self.vllm}", *before)
-        address = (
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "--served-model-name",
-            "tiny",
-            "--max-model-len",
-            "32768",
-        )
+        address = ("--host", "127.0.0.1", "--port", str(port))
         argv = (*own, "serve", str(self.model), *self.options, *address, *options)
         return account.start(*argv, terminal=terminal), Client(port)
 

@@ -1,52 +1,14 @@
 """Unified memory with real processes: the kill at the floor, the gate before a start, admission while memory is low."""
 
-import os
-import select
 import signal
 import sys
-import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 from fakes import eater
+from fakes.machine import GIB, Deaths, Machine
 from fakes.supervisor_process import Account, Client, StartMock, Supervisor
-
-GIB = 1 << 30
-
-
-class Machine:
-    """A machine's /proc and kernel log as files, written whole like the kernel shows them."""
-
-    def __init__(self, home: Path) -> None:
-        """Begin with 100 of 120 GiB available."""
-        self.proc = home / "proc"
-        (self.proc / "pressure").mkdir(parents=True)
-        (self.proc / "pressure/memory").write_text("full avg10=0.00 avg60=0.00 avg300=0.00 total=0\n")
-        (self.proc / "vmstat").write_text("nr_free_pages 1\noom_kill 0\n")
-        self.kernel_log = home / "kmsg"
-        self.kernel_log.write_text("3,1,1,-;NVRM: NV_ERR_NO_MEMORY of another time\n")
-        self.available(100.0)
-
-    def available(self, gib: float) -> None:
-        """Set MemAvailable; the file is replaced at once, as a reader of the kernel's would see it."""
-        new = self.proc / "meminfo.new"
-        new.write_text(
-            f"MemTotal: {120 << 20} kB\nMemFree: {1 << 20} kB\nMemAvailable: {int(gib * (1 << 20))} kB\n"
-            f"Cached: {5 << 20} kB\nSwapFree: 0 kB\n"
-        )
-        new.replace(self.proc / "meminfo")
-
-    def kernel_says(self, line: str) -> None:
-        """Append a record to the kernel log."""
-        with self.kernel_log.open("a") as log:
-            log.write(f"3,2,2,-;{line}\n")
-
-    def options(self, *sets: str) -> tuple[str, ...]:
-        """Give the options that make a supervisor look here."""
-        keys = ("memory.mode=unified", f"memory.proc={self.proc}", f"memory.kernel_log={self.kernel_log}", *sets)
-        return tuple(word for key in keys for word in ("--set", key))
 
 
 @pytest.fixture
@@ -70,28 +32,6 @@ def spawned(supervisor: Supervisor, number: int) -> bool:
     return any(line["incarnation"] == number for line in events(supervisor, "spawned"))
 
 
-def deaths(pids: list[int], within: float) -> float:
-    """Wait until all of these processes have ended; give the moment the last one did (monotonic seconds)."""
-    fds = {os.pidfd_open(pid) for pid in pids}
-    poll = select.poll()
-    for fd in fds:
-        poll.register(fd, select.POLLIN)
-    deadline, last = time.monotonic() + within, 0.0
-    try:
-        waiting = set(fds)
-        while waiting:
-            ended = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            assert ended, f"{len(waiting)} of {len(fds)} processes live on after {within} s"
-            last = time.monotonic()
-            for fd, _ in ended:
-                poll.unregister(fd)
-                waiting.discard(fd)
-        return last
-    finally:
-        for fd in fds:
-            os.close(fd)
-
-
 def test_an_engine_that_eats_a_gibibyte_a_second_is_dead_within_150_ms(account: Account) -> None:
     """Real memory, a floor half a GiB below what this machine has: from the look that crosses to the last process, < 150 ms."""
     memory = psutil.virtual_memory()
@@ -107,7 +47,7 @@ def test_an_engine_that_eats_a_gibibyte_a_second_is_dead_within_150_ms(account: 
     family = supervisor.until(
         lambda: found if len(found := supervisor.descendants()) == 3 else None, within=5.0, what="its three processes"
     )
-    last = deaths([process.pid for process in family], within=20.0)
+    last = Deaths(process.pid for process in family).last(within=20.0)
     supervisor.until_said("parked", within=10.0)
     crossed = events(supervisor, "memory_floor")[0]
     took = last - crossed["t"]

@@ -36,12 +36,22 @@ def test_the_shipped_unit_serves_as_it_is(rig: Rig) -> None:
         assert not [pid for pid in before if lives(pid)]
 
 
-def test_the_limit_of_the_unit_is_read_and_the_drain_fits_into_it(rig: Rig) -> None:
-    """`timeouts` names the unit's TimeoutStopSec; too short, the drain shrinks, which is said and is status 1."""
-    with Unit(rig, free_port(), TimeoutStopSec="50s", DynamicUser="no") as unit:
+@pytest.mark.parametrize(
+    ("user", "where"),
+    [
+        ({}, "in the files of"),  # a dynamic user, which dbus-daemon does not let in
+        ({"DynamicUser": "no", "User": "nobody"}, "of"),  # over D-Bus
+        ({"DynamicUser": "no"}, "of"),  # root, without D-Bus
+    ],
+    ids=["as shipped", "a user", "root"],
+)
+def test_the_limit_of_the_unit_is_read_and_the_drain_fits_into_it(rig: Rig, user: dict[str, str], where: str) -> None:
+    """Whoever we run as, `timeouts` names the unit's TimeoutStopSec; too short, the drain shrinks, which is status 1."""
+    with Unit(rig, free_port(), TimeoutStopSec="50s", **user) as unit:
         unit.start()
         limits = unit.tool("timeouts")
-        assert f"allowed by TimeoutStopSec of {unit.name}: the drain is shortened from 60 s to 10 s" in limits.stdout
+        told = f"allowed by TimeoutStopSec {where} {unit.name}: the drain is shortened from 60 s to 10 s"
+        assert told in limits.stdout, limits.stdout
         assert limits.returncode == 1
 
 

@@ -165,10 +165,10 @@ def restart_loading(state: State, fact: facts.RestartRequested, moment: Moment, 
 
 @on(Node.WAITING, fact=facts.RestartRequested, to=(Node.WAITING, Node.GATING, Node.STARTING))
 def restart_now(state: State, fact: facts.RestartRequested, moment: Moment, policy: Policy) -> Step:
-    """A person does not wait for the backoff."""
+    """A person does not wait for the backoff, and gives fresh budgets."""
     if state.leaving:
         return state, [asked_restart(fact)]
-    state, more = launch(state, moment, policy)
+    state, more = launch(replace(state, tally=restart.pardoned(state.tally)), moment, policy)
     return state, [asked_restart(fact), *more]
 
 

@@ -10,7 +10,7 @@ Rules:
 * An unknown start failure that looks the same three times in a row, and took as long (±20 %), is deterministic too.
 * The wait doubles with each failure still in the tally and is drawn from its upper half, so that it grows and yet
   differs between machines.
-* One restart at a time is the caller's duty. A person's order to leave `parked` begins with `pardoned(tally)`.
+* One restart at a time is the caller's duty. A start that a person orders begins with `pardoned(tally)`.
 Times are monotonic seconds, durations seconds.
 """
 

@@ -78,6 +78,7 @@ DANGEROUS = frozenset(
         "/pause",
         "/resume",
         "/abort_requests",
+        "/inference/v1/abort_requests",
         "/init_weight_transfer_engine",
         "/shutdown_weight_transfer_engine",
         "/start_weight_update",
@@ -92,9 +93,13 @@ DANGEROUS = frozenset(
         "/stop_profile",
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
+        "/adapters",
         "/fault_tolerance/apply",
     }
 )
+
+# Of these every path below is meant as well: the name of an adapter follows (model_hosting_container_standards).
+_FOLDERS = ("/adapters",)
 
 _OURS: dict[str, Kind] = {
     "/livez": Kind.LIVE,
@@ -167,7 +172,7 @@ class Router:
             return Route(Kind.GATED, request_class)
         if method in _HARMLESS or (method == b"POST" and _is_cheap_post(path)):
             return Route(Kind.CHEAP)
-        return Route(Kind.GATED, admin=path in self._allowed)
+        return Route(Kind.GATED, admin=_listed(path) in self._allowed)
 
     def _under_root(self, path: str) -> str:
         """Take the root path off as Starlette's `get_route_path` does: once, and only before a slash."""
@@ -177,13 +182,21 @@ class Router:
 
     def _is_dangerous(self, path: str) -> bool:
         plain = plainest(path)
-        if plain in self._dangerous:
+        if _listed(plain) in self._dangerous:
             return True
         while self._plain_root and plain.startswith(self._plain_root + "/"):
             plain = plain[len(self._plain_root) :]
-            if plain in self._dangerous:
+            if _listed(plain) in self._dangerous:
                 return True
         return False
+
+
+def _listed(path: str) -> str:
+    """Give the path under which this one would be listed."""
+    for folder in _FOLDERS:
+        if path.startswith(folder + "/"):
+            return folder
+    return path
 
 
 def _is_cheap_post(path: str) -> bool:
