@@ -230,3 +230,16 @@ def test_every_id_ends_with_exactly_one_state(steps: list[tuple[str, int, Execut
     assert sum(made.states.values()) == 4
     assert made.states[RUNNING] == 0
     assert len(last) == 4
+
+
+def test_what_lingers_is_what_ended_lately_and_is_not_final() -> None:
+    """An end counts from its own time on, until the engine has spoken or the time asked for is over."""
+    register = ExecutionRegister()
+    for name, ended_at in (("a", 10.0), ("b", 20.0), ("c", 30.0)):
+        register.begin(name, 1)
+        register.sent(name, name, 1)
+        register.ended(name, ended_at)
+    register.begin("d", 1)  # its exchange goes on
+    assert [register.lingering(since) for since in (0.0, 10.0, 25.0, 30.0)] == [3, 2, 1, 0]
+    register.engine_gone(1)
+    assert register.lingering(0.0) == 0

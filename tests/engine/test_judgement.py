@@ -147,6 +147,21 @@ def probes_sent(judged: Judged) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm_supervisor_probes_total{"))
 
 
+def test_a_request_the_engine_still_has_keeps_its_place(judged: Judged) -> None:
+    """A client leaves while the worker stands still: its place is held until the scheduler has let the request go."""
+    worker = judged.supervisor.named("VLLM::Worker")
+    with judged.client.stream(max_tokens=20_000, ignore_eos=True) as stream:
+        next(stream)
+        worker.send_signal(signal.SIGSTOP)
+    try:
+        judged.wait(lambda status: not status["admission"]["in_flight"], "the exchange has ended")
+        assert judged.status()["admission"]["held"] == 1
+    finally:
+        worker.send_signal(signal.SIGCONT)
+    judged.wait(lambda status: not status["admission"]["held"], "the place is given back")
+    judged.verdict("idle")
+
+
 def test_a_stop_shorter_than_the_waits_changes_nothing(judged: Judged) -> None:
     """A worker that stands still and goes on within the waits: suspect for a moment, every stream completes."""
     worker = judged.supervisor.named("VLLM::Worker")

@@ -83,8 +83,9 @@ def _admission(part: Mapping[str, Any]) -> Row:
         return ("admission", "", "")
     gate = "open" if part["open"] else f"closed: {part.get('reason') or 'no reason given'}"
     flight = _number(part.get("in_flight"), "{} in flight")
+    held = _number(part.get("held") or None, "{} more still in the engine")
     limit = _number(part.get("limit"), "limit {}")
-    return ("admission", _joined(gate, flight, limit), "green" if part["open"] else "yellow")
+    return ("admission", _joined(gate, flight, held, limit), "green" if part["open"] else "yellow")
 
 
 def _engine(part: Mapping[str, Any]) -> Row:

@@ -5,7 +5,9 @@ Rules:
   count or refused before any backend work, never in between.
 * Admission is closed while any `ClosedReason` holds. Reasons are a set, so two causes never overwrite each other;
   the one with the highest precedence (order of the enum) is shown.
-* A place is held until `release`, which the front door calls when the exchange has wholly ended.
+* A place is held until `release`, which the front door calls when the exchange has wholly ended; and longer, at most
+  `HOLD_S`, where the engine itself tells that it has not let the request go (`hold_for`): else clients who leave and
+  come again would load it beyond the limit.
 * Cheap requests (model lists, tokenizing: no engine work) are registered by `pass_through`: the drain waits for them,
   but they take no place, belong to no ledger, and come in whenever an engine is up and no stop is under way.
 """
@@ -16,6 +18,7 @@ from dataclasses import dataclass, field
 from vllm_supervisor.core.words import ClosedReason, Cut, RequestClass
 
 SATURATED = "saturated"
+HOLD_S = 30.0  # seconds after the end of an exchange
 
 # The `code` a refused client reads, by the reason admission is closed.
 CODES: dict[ClosedReason, str] = {
@@ -93,6 +96,7 @@ class Gate:
         self._new_id = new_id
         self._closed: set[ClosedReason] = {ClosedReason.STARTING}
         self._sentences: dict[ClosedReason, str] = {}
+        self._lingering: Callable[[], int] = int
         self._on_release: list[Callable[[OpenRequest], None]] = []
         self._on_open: list[Callable[[], None]] = []
         self._on_close: list[Callable[[], None]] = []
@@ -129,6 +133,15 @@ class Gate:
         """Call `listener` after each `close` (a held request may have nothing to wait for any more)."""
         self._on_close.append(listener)
 
+    def hold_for(self, lingering: Callable[[], int]) -> None:
+        """Let `lingering` say how many requests the engine still has although their exchange has ended."""
+        self._lingering = lingering
+
+    @property
+    def held(self) -> int:
+        """How many places are held for such requests."""
+        return self._lingering()
+
     @property
     def reason(self) -> ClosedReason | None:
         """The reason admission is closed for, or None while it is open."""
@@ -146,8 +159,11 @@ class Gate:
         """Say whether a request would be refused just now, without registering one."""
         if self._closed and (reason := self.reason) is not None:
             return Rejection(503, CODES[reason], self.sentence)
-        if len(self.open) >= self.limit:
-            return Rejection(429, SATURATED, f"{len(self.open)} requests are in flight, which is the limit; try again")
+        taken = len(self.open) + self.held
+        if taken >= self.limit:
+            return Rejection(
+                429, SATURATED, f"{taken} requests are in flight, and {self.limit} is the limit; try again"
+            )
         return None
 
     def admit(self, request_class: RequestClass, now: float, *, admin: bool = False) -> OpenRequest | Rejection:

@@ -114,6 +114,15 @@ class ExecutionRegister:
         """How many ended exchanges are followed, because their execution is not final."""
         return len(self._ended)
 
+    def lingering(self, since: float) -> int:
+        """How many exchanges ended after `since` (monotonic seconds) whose request the engine has not let go."""
+        count = 0
+        for name in reversed(self._ended):
+            if (self._entries[name].ended_at or 0.0) <= since:
+                break
+            count += 1
+        return count
+
     def state(self, request_id: str) -> ExecutionState | None:
         """Say what is known of a request that is not settled; None also for one that is."""
         entry = self._entries.get(request_id)

@@ -279,6 +279,10 @@ class LedgerJournal:
         """How many requests have ended while what became of the engine's work is still to be learned."""
         return self._register.following
 
+    def lingering(self, within: float) -> int:
+        """How many of those have ended `within` the last seconds."""
+        return self._register.lingering(self._clock.monotonic() - within) if self._register.following else 0
+
     @property
     def unsettled(self) -> list[Change]:
         """Every request whose exchange has ended and whose execution is not final."""

@@ -92,6 +92,7 @@ class Picture:
                 "open": gate.reason is None,
                 "reason": None if gate.reason is None else gate.reason.value,
                 "in_flight": gate.in_flight,
+                "held": gate.held,
                 "limit": gate.limit,
             },
             "engine": self._engine(state, now),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import trio
 
 from vllm_supervisor.adapters.beacon import BeaconReader
-from vllm_supervisor.core.admission import Gate
+from vllm_supervisor.core.admission import HOLD_S, Gate
 from vllm_supervisor.core.samples import BeaconSample
 from vllm_supervisor.runtime.incarnation import Incarnation
 from vllm_supervisor.runtime.journal import LedgerJournal
@@ -43,6 +43,7 @@ class Testimony:
         self._reports = False
         self._busy = trio.Event()
         gate.on_admit(self._wake)
+        gate.hold_for(self.lingering)
 
     async def run(self) -> None:
         """Read for ever."""
@@ -73,6 +74,10 @@ class Testimony:
     def awaited(self) -> bool:
         """Whether the engine may still say something of requests whose exchange has ended."""
         return self._reports and self._journal.following > 0
+
+    def lingering(self) -> int:
+        """How many requests hold their place beyond their exchange: those that the engine has and will tell the end of."""
+        return self._journal.lingering(HOLD_S) if self._reports else 0
 
     def close(self) -> None:
         """Take the last words of an incarnation that is gone, and forget it."""
