@@ -1,5 +1,6 @@
 """One supervisor a state directory."""
 
+import errno
 import os
 import stat
 import subprocess
@@ -49,6 +50,20 @@ def test_an_unreadable_holder_is_still_a_holder(tmp_path: Path) -> None:
     """If the file says nothing yet, the refusal does not guess."""
     lock = StateLock(tmp_path, run="r", name="n")
     (tmp_path / "lock").write_text("")
+    with pytest.raises(SetupError, match="held by another supervisor"):
+        StateLock(tmp_path, run="r", name="n")
+    lock.release()
+
+
+def test_a_full_disk_takes_only_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock holds without the words in it."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        lock = StateLock(tmp_path, run="r", name="n")
     with pytest.raises(SetupError, match="held by another supervisor"):
         StateLock(tmp_path, run="r", name="n")
     lock.release()

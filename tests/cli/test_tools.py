@@ -106,6 +106,21 @@ def test_missing_parts_are_missing_rows(status: dict) -> None:
         assert isinstance(label + text + style, str)
 
 
+def test_missing_evidence_is_told() -> None:
+    """A ledger that is whole has no row; one that fails, or has lost lines, says so in words."""
+    whole = {"failed": False, "error": None, "missing": False, "lost": 0, "late": 0, "at_risk": 0}
+    assert "ledger" not in {label for label, _, _ in rows({"ledger": whole})}
+    failing = {**whole, "failed": True, "error": "No space left on device", "missing": True, "lost": 3, "late": 1}
+    assert (
+        "ledger",
+        "CANNOT BE WRITTEN: No space left on device, EVIDENCE MISSING, 3 lines lost, 1 late",
+        "red",
+    ) in rows({"ledger": failing})
+    assert ("ledger", "EVIDENCE MISSING, 2 not surely on the disk", "red") in rows(
+        {"ledger": {**whole, "missing": True, "at_risk": 2}}
+    )
+
+
 def test_a_closed_gate_says_why() -> None:
     """A closed admission shows its reason."""
     shown = rows({"admission": {"open": False, "reason": "draining", "in_flight": 0}})

@@ -39,6 +39,13 @@ def test_a_run_directory_that_cannot_be_made_is_named(account: Account) -> None:
     account.expect_nothing_left()
 
 
+def test_an_unknown_control_group_is_named(account: Account) -> None:
+    """Nobody is left to believe that a group has been let in."""
+    supervisor = account.start("--set", "control.group=no-such-group", *SERVE, "--port", str(free_port()))
+    expect_one_line(supervisor, 78, "control.group = 'no-such-group'", "no such group")
+    account.expect_nothing_left()
+
+
 def test_a_vllm_that_is_not_installed_is_said_with_the_mend(account: Account) -> None:
     """Without `vllm` on PATH the line names the option that says where it is."""
     lonely = account.home / "empty"

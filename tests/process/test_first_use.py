@@ -1,8 +1,11 @@
 """A person's first minutes, with the stand-in engine: it answers at once, serves, shows its state, ends on Ctrl-C."""
 
+import grp
 import json
+import os
 import shutil
 import signal
+import stat
 import subprocess
 import time
 
@@ -27,6 +30,18 @@ def test_the_front_door_answers_before_the_engine_is_ready_then_serves(start_moc
     assert client.get("/readyz").json()["engine"] == "starting"
     supervisor.until(client.is_ready, within=30.0, what="ready")
     assert client.chat().status_code == 200
+
+
+def test_a_group_of_ones_choice_may_use_the_control_socket(start_mock: StartMock, account: Account) -> None:
+    """`control.group` is in force before the first client is answered, and the owner's tools work as before."""
+    group = grp.getgrgid(os.getegid())
+    supervisor, client = start_mock(before=("--set", f"control.group={group.gr_name}"))
+    supervisor.until(client.listens, within=10.0, what="the front door listens")
+    [control] = account.home.glob("run/vllm-supervisor/*/control.sock")
+    found = control.stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o660, group.gr_gid)
+    assert stat.S_IMODE(control.parent.stat().st_mode) == 0o710
+    assert account.tool("status").returncode == 0
 
 
 def test_curl_streams_a_chat(start_mock: StartMock) -> None:

@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from vllm_supervisor.core.errors import SetupError
@@ -46,8 +47,9 @@ class StateLock:
             raise SetupError(
                 f"state directory {state_dir} cannot be locked: {error.strerror}; set state_dir"
             ) from error
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "run": run, "name": name}).encode() + b"\n", 0)
+        with suppress(OSError):  # a full disk: then it names nobody
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "run": run, "name": name}).encode() + b"\n", 0)
         found = state_dir.stat()
         identity = f"{found.st_dev}:{found.st_ino}:{state_dir.resolve()}"
         self.instance = hashlib.sha256(identity.encode()).hexdigest()[:16]

@@ -28,6 +28,7 @@ def rows(status: Mapping[str, Any]) -> list[Row]:
         _restarts(_part(status, "restarts")),
         _counts("requests", _part(status, "requests")),
         _counts("executions", _part(status, "executions")),
+        _ledger(_part(status, "ledger")),
         _memory(_part(status, "memory")),
     ]
     return [row for row in made if row[1]]
@@ -76,6 +77,19 @@ def _supervisor(status: Mapping[str, Any]) -> Row:
         f"release {status['release']}" if status.get("release") else "",
     )
     return ("supervisor", text, "" if status.get("phase") == "running" else "yellow")
+
+
+def _ledger(part: Mapping[str, Any]) -> Row:
+    """Say what is wrong with the evidence; of a ledger that is whole nothing is to be said."""
+    failed, missing = part.get("failed"), part.get("missing")
+    text = _joined(
+        f"CANNOT BE WRITTEN: {part.get('error') or 'no reason given'}" if failed else "",
+        "EVIDENCE MISSING" if missing else "",
+        _number(part.get("lost") or None, "{} lines lost"),
+        _number(part.get("late") or None, "{} late"),
+        _number(part.get("at_risk") or None, "{} not surely on the disk"),
+    )
+    return ("ledger", text, "red")
 
 
 def _admission(part: Mapping[str, Any]) -> Row:

@@ -20,6 +20,7 @@ from vllm_supervisor import __version__
 from vllm_supervisor.adapters import (
     cgroup,
     clock,
+    control_access,
     descriptors,
     directories,
     given_sockets,
@@ -133,6 +134,8 @@ def _world(
     listeners = _listeners(plan, held)
     control = held.enter_context(ports.listen(control_address, mode=0o600))
     held.callback(Path(control_address.path).unlink, missing_ok=True)
+    if plan.config.control.group:
+        control_access.open_to_group(Path(control_address.path), plan.config.control.group)
     notifier = Notifier(plan.environ)
     held.callback(notifier.close)
     journal, writer = _ledgers(plan, run_id)
