@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -84,3 +85,34 @@ def test_a_directory_that_cannot_be_is_named(where: str) -> None:
     """The refusal names the directory and the setting."""
     with pytest.raises(SetupError, match=rf"{where} cannot be used: .*; set state_dir"):
         StateLock(Path(where), run="r", name="n")
+
+
+def test_a_removed_directory_is_made_and_locked_again(tmp_path: Path) -> None:
+    """The holder takes the lock of the new directory with the same text, and the next one is refused as before."""
+    state = tmp_path / "s"
+    lock = StateLock(state, run="r", name="n")
+    told = (state / "lock").read_text()
+    assert lock.there()
+    shutil.rmtree(state)
+    assert not lock.there()
+    lock.again()
+    assert lock.there()
+    assert (state / "lock").read_text() == told
+    with pytest.raises(SetupError, match="held by the supervisor 'n'"):
+        StateLock(state, run="r2", name="n2")
+    lock.release()
+
+
+def test_a_removed_directory_that_somebody_else_took_is_theirs(tmp_path: Path) -> None:
+    """The former holder is told who has it, and gets it when they let it go."""
+    state = tmp_path / "s"
+    lock = StateLock(state, run="r", name="n")
+    shutil.rmtree(state)
+    rival = StateLock(state, run="r2", name="rival")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(BlockingIOError, match=r"is held by the supervisor 'rival' \(pid \d+, run r2\)"):
+        lock.again()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    rival.release()
+    lock.again()
+    lock.release()

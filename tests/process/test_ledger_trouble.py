@@ -13,6 +13,7 @@ import pytest
 from fakes.books import Books
 from fakes.drain_scenario import Watcher
 from fakes.supervisor_process import Account, StartMock, Supervisor
+from vllm_supervisor.adapters.lock import StateLock
 
 
 def full(supervisor: Supervisor, books: Books) -> None:
@@ -27,7 +28,7 @@ def free(supervisor: Supervisor) -> None:
 
 
 def test_a_full_disk_costs_evidence_and_no_request(start_mock: StartMock, account: Account) -> None:
-    """Requests are answered; status, metrics, log and exit status (82) tell the gap, and so does the file afterwards."""
+    """Requests are answered; status, metrics, log and exit status (82) tell it, and the file has their lines afterwards."""
     supervisor, client = start_mock()
     supervisor.until(client.is_ready, within=40.0, what="ready")
     books = Books(account)
@@ -46,12 +47,14 @@ def test_a_full_disk_costs_evidence_and_no_request(start_mock: StartMock, accoun
     assert supervisor.ends(within=40.0) == 82, supervisor.words()
     assert books.report["evidence_missing"]
     assert books.report["requests"]["completed"] == 5
-    assert sum(one["lost"] for one in books.events("gap")) == ledger["lost"]
-    assert account.tool("ledger", "audit").returncode == 1
+    assert (ledger["lost"], ledger["late"]) == (0, 3)
+    assert books.outcomes["completed", ""] == 5
+    assert not books.events("gap")
+    assert account.tool("ledger", "audit").returncode == 0
 
 
 def test_a_required_ledger_closes_admission_and_opens_it_again(start_mock: StartMock, account: Account) -> None:
-    """With ledger.required nothing goes to the engine without evidence; when the file can be written, requests come in."""
+    """With ledger.required nothing goes to the engine without evidence; what was refused stands in the file afterwards."""
     supervisor, client = start_mock(before=("--set", "ledger.required=true"))
     supervisor.until(client.is_ready, within=40.0, what="ready")
     books = Books(account)
@@ -66,9 +69,15 @@ def test_a_required_ledger_closes_admission_and_opens_it_again(start_mock: Start
     assert client.get("/readyz").status_code == 503
     free(supervisor)
     supervisor.until(client.is_ready, within=40.0, what="admission open again, though nobody asks for anything")
+    (failed,) = books.events("outcome", outcome="failed")
+    assert books.executions(failed["id"]) == [("not_started", "none")]
+    assert books.events("accepted", id=failed["id"])
     assert client.chat().status_code == 200
     supervisor.signal(signal.SIGTERM)
-    assert supervisor.ends(within=40.0) == 82, supervisor.words()
+    assert supervisor.ends(within=40.0) == 0, (
+        supervisor.words()
+    )  # nothing went on without evidence, and none is missing
+    assert account.tool("ledger", "audit").returncode == 0
 
 
 @pytest.mark.parametrize("what", ["directory", "segment"])
@@ -88,3 +97,40 @@ def test_a_ledger_that_somebody_removes_is_made_again(what: str, start_mock: Sta
     assert books.events("accepted")
     supervisor.signal(signal.SIGTERM)
     assert supervisor.ends(within=40.0) == 82, supervisor.words()
+
+
+def test_a_state_directory_that_somebody_removes_stays_ours(start_mock: StartMock, account: Account) -> None:
+    """Made again, it is locked again: a second supervisor is refused, and the audit calls no loss a pruning."""
+    supervisor, client = start_mock(before=("--name", "ours"))
+    supervisor.until(client.is_ready, within=40.0, what="ready")
+    books = Books(account)
+    shutil.rmtree(books.state)
+    supervisor.until(lambda: client.chat().status_code == 200 and books.events("gap"), within=40.0, what="a new file")
+    second, _ = start_mock(before=("--name", "ours"))
+    assert second.ends(within=40.0) == 78, second.words()
+    assert f"is held by the supervisor 'ours' (pid {supervisor.pid}" in second.words()
+    supervisor.signal(signal.SIGTERM)
+    assert supervisor.ends(within=40.0) == 82, supervisor.words()
+    told = account.tool("ledger", "audit")
+    assert told.returncode == 1
+    assert "its beginning is missing: pruned or removed" in told.stdout
+
+
+def test_a_state_directory_that_somebody_else_took_is_not_written(start_mock: StartMock, account: Account) -> None:
+    """Whoever locks a directory that was removed under us keeps it alone; the ledger fails, and their name is said."""
+    supervisor, client = start_mock()
+    supervisor.until(client.is_ready, within=40.0, what="ready")
+    state = Books(account).state
+    theirs, gone = state.with_name("theirs"), state.with_name("gone")
+    lock = StateLock(theirs, run="other", name="rival")
+    state.rename(gone)
+    theirs.rename(state)
+    shutil.rmtree(gone)
+    supervisor.until(lambda: client.chat().status_code == 200, within=40.0, what="an answer")
+    supervisor.until_said("is held by the supervisor 'rival'", within=40.0)
+    assert client.chat().status_code == 200
+    assert Watcher(account).status()["ledger"]["failed"]
+    supervisor.signal(signal.SIGTERM)
+    assert supervisor.ends(within=40.0) == 82, supervisor.words()
+    assert [path.name for path in state.iterdir()] == ["lock"]
+    lock.release()

@@ -21,7 +21,7 @@ STATE = State(drain=DrainState(stage=Stage.DOCUMENTING, stops=1, entered={Stage.
 
 def books(tmp_path: Path, journal: LedgerJournal, writer: LedgerWriter) -> Books:
     """Build the books of a run."""
-    return Books(journal=journal, writer=writer, state_dir=tmp_path, reraise=(), is_pid1=False)
+    return Books(journal=journal, writer=writer, state_dir=tmp_path, hold=lambda: None, reraise=(), is_pid1=False)
 
 
 @pytest.mark.parametrize(("cut", "status"), [(0, 0), (1, 80)])

@@ -8,9 +8,14 @@ import pytest
 import trio
 
 from fakes.ledger_files import LIMIT_S, FailingOps, line, numbers, run_writer
+from fakes.ledger_kit import outcome, request, run_journal
+from vllm_supervisor.adapters import ledger_reader
+from vllm_supervisor.core.audit import audit
 from vllm_supervisor.core.errors import SetupError
 from vllm_supervisor.core.ledger import LedgerPolicy, segment_name
+from vllm_supervisor.core.words import Outcome
 from vllm_supervisor.runtime import ledger_writer
+from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 
 
@@ -37,7 +42,7 @@ def test_a_short_failure_loses_nothing(tmp_path: Path, error: int, monkeypatch: 
 def test_a_lasting_failure_is_counted_and_requests_go_on(
     tmp_path: Path, error: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the disk fails, waits return, lines are counted as lost; after it the file says how many."""
+    """While the disk fails, waits return and lines count as late; after it they stand in the file, before later ones."""
     monkeypatch.setattr(ledger_writer, "RETRIES_S", (0.0, 0.0, 0.0))
     ops = FailingOps()
 
@@ -46,20 +51,43 @@ def test_a_lasting_failure_is_counted_and_requests_go_on(
         ops.fail("write", error, times=1_000_000)
         await writer.append_and_wait(line(1), "")
         await writer.append_and_wait(line(2), "")
-        assert (writer.health().failed, writer.health().lost) == (True, 2)
+        assert (writer.health().failed, writer.health().lost, writer.health().late) == (True, 0, 2)
         ops.errors.clear()
         await writer.append_and_wait(line(3), "")
         assert (writer.health().failed, writer.health().missing) == (False, True)
 
     run_writer(tmp_path, body, ops=ops)
-    assert numbers(tmp_path) == [0, "gap", 3]
+    assert numbers(tmp_path) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_a_lasting_failure_tears_no_account(tmp_path: Path, error: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a request on record, and of one that was not yet, everything is written once the disk works again."""
+    monkeypatch.setattr(ledger_writer, "RETRIES_S", ())
+    ops = FailingOps()
+
+    async def body(journal: LedgerJournal, writer: LedgerWriter) -> None:
+        await journal.accepted(request("run1-1"))
+        ops.fail("write", error, times=1_000_000)
+        journal.outcome(outcome("run1-1"))
+        await journal.accepted(request("run1-2"))
+        journal.outcome(outcome("run1-2"))
+        assert not await writer.flush(LIMIT_S)
+        ops.errors.clear()
+        assert not await journal.end(LIMIT_S, clean=True)  # one request went on before its line was written
+        assert (journal.health.lost, journal.health.late) == (0, 1)
+
+    run_journal(tmp_path, body, ops=ops)
+    (run,) = ledger_reader.fold(tmp_path).runs.values()
+    assert (run.accepted, run.count(Outcome.COMPLETED), run.without_outcome, run.lost) == (2, 2, 0, 0)
+    assert audit(ledger_reader.fold(tmp_path)).holds
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])
 def test_a_retry_finds_out_that_the_disk_works_again(
     tmp_path: Path, error: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With nothing to write, a retry writes the gap alone and the failure is over; while it fails nothing is lost by it."""
+    """With nothing new to write, a retry writes what is kept and the failure is over; while it fails nothing is lost."""
     monkeypatch.setattr(ledger_writer, "RETRIES_S", ())
     ops = FailingOps()
 
@@ -71,15 +99,14 @@ def test_a_retry_finds_out_that_the_disk_works_again(
 
     async def body(writer: LedgerWriter) -> None:
         ops.fail("write", error, times=1_000_000)
-        assert not await writer.append_and_wait(line(0), "")
+        assert not await writer.append_and_wait(line(0), "", required=True)
         await retried(writer, failed=True)
-        assert writer.health().lost == 1
         ops.errors.clear()
         await retried(writer, failed=False)
-        assert writer.health().lost == 1
+        assert not writer.health().missing
 
     run_writer(tmp_path, body, ops=ops)
-    assert numbers(tmp_path) == ["gap"]
+    assert numbers(tmp_path) == [0]
 
 
 def test_a_sync_that_failed_is_tried_again_without_new_lines(tmp_path: Path) -> None:
@@ -127,7 +154,7 @@ def test_a_removed_directory_is_made_again(tmp_path: Path, monkeypatch: pytest.M
         assert writer.health().lost == 3
 
     run_writer(directory, body)
-    assert numbers(directory) == ["segment", "gap", 3]
+    assert numbers(directory) == ["segment", 3, "gap"]
 
 
 def test_a_slow_fsync_stalls_nobody(tmp_path: Path) -> None:
@@ -199,6 +226,63 @@ def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ops.gate.set()
 
     run_writer(tmp_path, body, ops=ops)
+
+
+def test_what_a_failing_disk_leaves_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines beyond the bound are lost while the disk fails; those within it are written later, then the count of the rest."""
+    monkeypatch.setattr(ledger_writer, "RETRIES_S", ())
+    monkeypatch.setattr(ledger_writer, "QUEUE_LIMIT", 3 * len(line(0)))
+    ops = FailingOps()
+
+    async def body(writer: LedgerWriter) -> None:
+        await writer.append_and_wait(line(0), "")
+        ops.fail("write", errno.ENOSPC, times=1_000_000)
+        for number in range(1, 6):
+            assert not await writer.append_and_wait(line(number), "", required=True)
+        health = writer.health()
+        assert (health.lost, health.queued) == (2, 3 * len(line(0)))
+        ops.errors.clear()
+        writer.retry()
+        while writer.health().failed:  # noqa: ASYNC110 - another thread decides
+            await trio.sleep(0.001)
+        assert writer.health().queued == 0
+        assert await writer.append_and_wait(line(6), "")
+
+    run_writer(tmp_path, body, ops=ops)
+    assert numbers(tmp_path) == [0, 1, 2, 3, "gap", 6]
+
+
+def test_what_is_kept_until_the_end_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fails until the run is over costs the lines that were kept, and they are counted."""
+    monkeypatch.setattr(ledger_writer, "RETRIES_S", ())
+    ops = FailingOps()
+
+    async def body(writer: LedgerWriter) -> None:
+        await writer.append_and_wait(line(0), "")
+        ops.fail("write", errno.ENOSPC, times=1_000_000)
+        writer.append(line(1) + line(2), lines=2)
+        assert not await writer.flush(LIMIT_S)
+
+    writer = run_writer(tmp_path, body, ops=ops)
+    assert (writer.health().lost, writer.health().queued) == (2, 0)
+    assert numbers(tmp_path) == [0]
+
+
+def test_kept_lines_are_written_even_at_the_very_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing tries once more what the disk refused, whole and in order, also into further segments."""
+    monkeypatch.setattr(ledger_writer, "RETRIES_S", ())
+    ops = FailingOps()
+
+    async def body(writer: LedgerWriter) -> None:
+        await writer.append_and_wait(line(0), "")
+        ops.fail("write", errno.ENOSPC, times=1_000_000)
+        for number in range(1, 6):
+            assert not await writer.append_and_wait(line(number, 40_000), "", required=True)
+        ops.errors.clear()
+
+    writer = run_writer(tmp_path, body, ops=ops, segment_bytes=50_000)
+    assert not writer.health().missing
+    assert [one for one in numbers(tmp_path) if one != "segment"] == list(range(6))
 
 
 def test_a_place_that_cannot_be_written_is_said_at_start(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Rules:
 * `put` appends wholly or not at all: what a full disk leaves of a write is cut off again, at once or at the next open.
 * The end of a file that a crash cut is mended before the first append.
 * A directory or file that somebody removed is made again; what was in it is gone, and `put` says so by raising first.
+* Nothing is made or written anew where `hold` does not let us: somebody else may have taken the directory meanwhile.
 * Files 0600, the directory 0700.
 """
 
@@ -12,6 +13,7 @@ import errno
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from vllm_supervisor.core.ledger import mend, segment_name, segment_number
 from vllm_supervisor.core.retention import Segment, prunable
@@ -32,24 +34,39 @@ class FileOps:
     mkdir = staticmethod(os.makedirs)
 
 
+class Hold(Protocol):
+    """What keeps the directory ours."""
+
+    def there(self) -> bool:
+        """Say at once whether it may still be so. Raises OSError."""
+
+    def again(self) -> None:
+        """See to it that it is so. Raises OSError, with a strerror for people, if it is not."""
+
+
 class LedgerFile:
     """The segment being written, and the directory it stands in. `number` is the segment's, `size` in bytes."""
 
-    def __init__(self, directory: Path, segment_bytes: int, *, ops: FileOps | None = None) -> None:
-        """Begin a new segment when one has reached `segment_bytes`."""
+    def __init__(
+        self, directory: Path, segment_bytes: int, *, ops: FileOps | None = None, hold: Hold | None = None
+    ) -> None:
+        """Begin a new segment when one has reached `segment_bytes`; `hold` is asked before anything is written."""
         self.directory = directory
         self.number = 0
         self.size = 0
         self._segment_bytes = segment_bytes
         self._ops = ops or FileOps()
+        self._hold = hold
         self._fd = -1
 
     def ready(self) -> bool:
         """See that an open segment with room is there; True if one was opened just now. Raises OSError."""
+        if self._fd >= 0 and self._ops.stat(self._fd).st_nlink == 0:
+            self.close()
+            raise FileNotFoundError(errno.ENOENT, "the ledger's file was removed")
+        if self._hold is not None:
+            self._hold.again()
         if self._fd >= 0:
-            if self._ops.stat(self._fd).st_nlink == 0:
-                self.close()
-                raise FileNotFoundError(errno.ENOENT, "the ledger's file was removed")
             if self.size < self._segment_bytes:
                 return False
             self.close()
@@ -57,8 +74,8 @@ class LedgerFile:
         return True
 
     def there(self) -> bool:
-        """Say whether the open segment is still in its directory. Raises OSError."""
-        return self._ops.stat(self._fd).st_nlink > 0
+        """Say whether the open segment is still in its directory, and the directory ours. Raises OSError."""
+        return self._ops.stat(self._fd).st_nlink > 0 and (self._hold is None or self._hold.there())
 
     def put_now(self, data: bytes) -> bool:
         """Append `data` as `put` does, if a segment is open that holds something and has room; else False."""

@@ -3,12 +3,15 @@
 Rules:
 * flock on a file that stays: removing it would let two hold two files of one name.
 * The file names its holder, for the one who comes second; nobody believes it without the lock being held.
+* A lock on a file that somebody has removed keeps nobody out: `again` takes it in the directory of that name, and who
+  writes there calls it first.
 * The instance is the directory itself (device, inode and path), so the mark of one instance is never that of another
   container with an equal path.
 
 Source of facts: flock(2).
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -29,34 +32,63 @@ class StateLock:
 
         Raises SetupError, naming the holder if there is one, or what cannot be written.
         """
+        self._path = state_dir / _NAME
+        self._told = json.dumps({"pid": os.getpid(), "run": run, "name": name}).encode() + b"\n"
+        self._fd = -1
         try:
-            state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._fd = os.open(state_dir / _NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            self.again()
+        except BlockingIOError as error:
+            raise SetupError(f"{error.strerror}; use another --name or state_dir") from None
         except OSError as error:
             raise SetupError(f"state directory {state_dir} cannot be used: {error.strerror}; set state_dir") from error
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = _holder(self._fd)
-            os.close(self._fd)
-            raise SetupError(
-                f"state directory {state_dir} is held by {holder}; use another --name or state_dir"
-            ) from None
-        except OSError as error:
-            os.close(self._fd)
-            raise SetupError(
-                f"state directory {state_dir} cannot be locked: {error.strerror}; set state_dir"
-            ) from error
-        with suppress(OSError):  # a full disk: then it names nobody
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "run": run, "name": name}).encode() + b"\n", 0)
         found = state_dir.stat()
         identity = f"{found.st_dev}:{found.st_ino}:{state_dir.resolve()}"
         self.instance = hashlib.sha256(identity.encode()).hexdigest()[:16]
 
+    def there(self) -> bool:
+        """Say, without a look at any path, whether the file we hold is still in a directory. Raises OSError."""
+        return os.fstat(self._fd).st_nlink > 0
+
+    def again(self) -> None:
+        """See that we hold the lock of the directory as it is now; make it and take it if that is not so.
+
+        Raises BlockingIOError, whose text names the holder, if somebody else has it, and any other OSError.
+        """
+        if self._fd >= 0 and self._is_named(self._fd):
+            return
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            self._take(fd)
+        except OSError:
+            os.close(fd)
+            raise
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = fd
+
     def release(self) -> None:
         """Let the directory go."""
         os.close(self._fd)
+
+    def _take(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sentence = f"state directory {self._path.parent} is held by {_holder(fd)}"
+            raise BlockingIOError(errno.EWOULDBLOCK, sentence) from None
+        if not self._is_named(fd):
+            raise FileNotFoundError(errno.ENOENT, "the lock was removed as it was taken")
+        with suppress(OSError):  # a full disk: then it names nobody
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, self._told, 0)
+
+    def _is_named(self, fd: int) -> bool:
+        """Say whether the file behind `fd` is the one that stands in the directory."""
+        try:
+            return os.path.samestat(os.fstat(fd), self._path.stat(follow_symlinks=False))
+        except FileNotFoundError:
+            return False
 
 
 def _holder(fd: int) -> str:

@@ -160,7 +160,8 @@ def render_audit(found: Audit) -> str:
     """Write the audit for a terminal: a line a run, violations below."""
     lines = []
     for run in found.runs:
-        notes = [note for note, holds in (("not ended", run.live), ("its beginning is pruned", run.partial)) if holds]
+        beginning = "its beginning is missing: pruned or removed"
+        notes = [note for note, holds in (("not ended", run.live), (beginning, run.partial)) if holds]
         verdict = "holds" if run.holds else "DOES NOT HOLD"
         lines.append(f"run {run.run}: {verdict}" + (f" ({', '.join(notes)})" if notes else ""))
         lines += [f"    {violation}" for violation in run.violations]

@@ -138,12 +138,13 @@ def _world(
         control_access.open_to_group(Path(control_address.path), plan.config.control.group)
     notifier = Notifier(plan.environ)
     held.callback(notifier.close)
-    journal, writer = _ledgers(plan, run_id)
+    journal, writer = _ledgers(plan, run_id, lock)
     memory = _memory(plan)
     return World(
         plan=plan,
         run=run_id,
         instance=lock.instance,
+        hold=lock.again,
         signals=received,
         hangup_ignored=hangup_ignored,
         listeners=listeners,
@@ -194,7 +195,7 @@ def connections_there_is_room_for(configured: int) -> int:
     return min(configured, room)
 
 
-def _ledgers(plan: Plan, run_id: str) -> tuple[LedgerJournal, LedgerWriter]:
+def _ledgers(plan: Plan, run_id: str, lock: StateLock) -> tuple[LedgerJournal, LedgerWriter]:
     config = plan.config.ledger
     identity = RunIdentity(
         run=run_id,
@@ -208,7 +209,7 @@ def _ledgers(plan: Plan, run_id: str) -> tuple[LedgerJournal, LedgerWriter]:
     stamps = Clock(time.monotonic, time.time)
     lines = LineFactory(identity, stamps)
     writer = LedgerWriter(
-        LedgerFile(plan.state_dir / LEDGER, config.segment),
+        LedgerFile(plan.state_dir / LEDGER, config.segment, hold=lock),
         LedgerPolicy(sync=config.sync, interval_s=config.interval, max_bytes=config.max_size, keep_s=config.keep),
         header=lines.header,
         gap=lines.gap,

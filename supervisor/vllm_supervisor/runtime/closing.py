@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,20 @@ class Books:
     """Closes the account of this run."""
 
     def __init__(
-        self, *, journal: LedgerJournal, writer: LedgerWriter, state_dir: Path, reraise: tuple[str, ...], is_pid1: bool
+        self,
+        *,
+        journal: LedgerJournal,
+        writer: LedgerWriter,
+        state_dir: Path,
+        hold: Callable[[], None],
+        reraise: tuple[str, ...],
+        is_pid1: bool,
     ) -> None:
-        """`reraise` are the signals we end by (exit.reraise)."""
+        """`hold` raises OSError where `state_dir` is not ours any more; `reraise` are the signals we end by."""
         self._journal = journal
         self._writer = writer
         self._path = state_dir / REPORT
+        self._hold = hold
         self._reraise = reraise
         self._is_pid1 = is_pid1
         self.status = OwnStatus(1)
@@ -81,7 +89,7 @@ class Books:
         line = drain_report.line(report)
         problem: str | None = "the disk does not answer"
         with trio.move_on_after(within_s * 0.2):
-            problem = await trio.to_thread.run_sync(_write, self._path, report, abandon_on_cancel=True)
+            problem = await trio.to_thread.run_sync(_write, self._path, report, self._hold, abandon_on_cancel=True)
         if problem:
             line += f"; {self._path} cannot be written: {problem}"
         return report, line
@@ -99,10 +107,11 @@ class Books:
         return own_status(ending, reraise=self._reraise, is_pid1=self._is_pid1)
 
 
-def _write(path: Path, report: dict[str, Any]) -> str | None:
+def _write(path: Path, report: dict[str, Any], hold: Callable[[], None]) -> str | None:
     """Replace the file at once, so that a reader never sees half of it; return what went wrong."""
     new = path.with_suffix(".new")
     try:
+        hold()
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
             json.dump(report, file, indent=2)
             file.write("\n")

@@ -103,7 +103,7 @@ class LedgerJournal:
         """Write the acceptance; returns once it is in the file, or False if that failed and the ledger is required."""
         self._enter(request)
         line = self._lines.accepted(self.inc, request.id, request.request_class)
-        written = await self._writer.append_and_wait(line, request.id)
+        written = await self._writer.append_and_wait(line, request.id, required=self._required)
         return written or not self._required
 
     def _enter(self, request: OpenRequest) -> None:

@@ -1,7 +1,7 @@
 """Keeps an eye on the ledger's own health: says when it fails and when it works again, and closes admission if it must.
 
 Rules:
-* Each change is said once, with what is missing so far; evidence that is gone stays reported until the end of the run.
+* Each change is said once, another reason to fail too, with what is missing so far; evidence that is gone stays reported until the end of the run.
 * With `ledger.required` admission is closed while the file cannot be written, for a reason of its own.
 * While it fails it is tried again each second, also when nobody asks for anything.
 """
@@ -26,6 +26,7 @@ class LedgerGuard:
         self._required = required
         self._say = say
         self._failed = False
+        self._error = ""
         self._missing = 0
 
     def look(self) -> None:
@@ -33,7 +34,7 @@ class LedgerGuard:
         health = self._writer.health()
         if health.failed:
             self._writer.retry()
-        if health.failed and not self._failed:
+        if health.failed and not (self._failed and health.error == self._error):
             self._fail(health)
         elif self._failed and not health.failed:
             self._recover(health)
@@ -42,7 +43,7 @@ class LedgerGuard:
         self._missing = health.missing_n
 
     def _fail(self, health: LedgerHealth) -> None:
-        self._failed = True
+        self._failed, self._error = True, health.error
         effect = "admission is closed" if self._required else "requests go on without evidence"
         self._say("ledger_failed", f"the ledger cannot be written ({health.error}); {effect}", "error")
         if self._required:

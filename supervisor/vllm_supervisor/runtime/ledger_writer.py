@@ -9,9 +9,9 @@ Rules:
 * Loop and threads share a queue, bounded in bytes, and a few numbers under one lock that is never held during I/O. The
   loop touches the file only while the writer's thread has nothing in hand: the loop alone hands over and clears `_calm`
   with it, the thread sets it when it is done, so the loop may read it without the lock.
-* A failing write is tried again a few times; then its lines are counted as lost, later ones get one try each, and the
-  first that succeeds is preceded by a `gap` line with the count; `retry` tries with nothing but that line. Failure is a
-  value to read (`health`), never raised.
+* A failing write is tried again a few times; then its lines are kept, within the queue's bound, later ones get one try
+  each, and so does `retry`: the kept lines go first. Lines beyond the bound, of a removed file, or still kept at the end
+  are counted as lost, and a `gap` line tells how many. Failure is a value to read (`health`), never raised.
 * The threads are daemons: a hung disk cannot keep us from ending.
 """
 
@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import trio
 
@@ -27,6 +26,7 @@ from vllm_supervisor.adapters.ledger_file import LedgerFile
 from vllm_supervisor.core.disk_trust import QUICK_S, DiskTrust
 from vllm_supervisor.core.errors import SetupError
 from vllm_supervisor.core.ledger import LedgerHealth, LedgerPolicy
+from vllm_supervisor.runtime.ledger_queue import Batch, Waiting
 from vllm_supervisor.runtime.ledger_sync import LedgerSync
 
 QUEUE_LIMIT = 16 * 1024 * 1024  # bytes that may wait; more means the disk has been stuck for long
@@ -34,15 +34,6 @@ ACCEPT_LIMIT_S = 5.0  # the longest a request waits for its line while the disk 
 RETRIES_S = (0.02, 0.1, 0.3)  # pauses before each further try
 PRUNE_EVERY_S = 3600.0
 LOOK_EVERY_S = 0.1  # how often the loop looks whether its file was removed
-
-
-@dataclass(slots=True)
-class _Batch:
-    lines: list[bytes] = field(default_factory=list)
-    holds: list[tuple[str, bool]] = field(default_factory=list)  # (id, opens it or settles it), in order
-    size: int = 0
-    written: trio.Event | None = None
-    lost: bool = False
 
 
 class LedgerWriter:
@@ -71,8 +62,9 @@ class LedgerWriter:
         self._threads: list[threading.Thread] = []
         self._token: trio.lowlevel.TrioToken | None = None
         # under the lock
-        self._pending = _Batch()
-        self._busy: _Batch | None = None
+        self._pending = Batch()
+        self._waiting = Waiting()  # in the thread's hands, or refused by the disk
+        self._busy: Batch | None = None
         self._busy_since = 0.0
         self._closing = self._retrying = False
         self._homes: dict[str, int] = {}  # unsettled id -> the segment that holds its acceptance
@@ -145,25 +137,27 @@ class LedgerWriter:
                 sync.wrote(lines)
         return True
 
-    async def append_and_wait(self, line: bytes, opens: str) -> bool:
-        """Hand over the line that opens an account; return whether it is in the file, once that is known or overdue."""
+    async def append_and_wait(self, line: bytes, opens: str, *, required: bool = False) -> bool:
+        """Hand over the line that opens an account; return whether it is in the file, once that is known or overdue.
+
+        If it is not, the line still waits, and counts as late unless `required`: nothing goes on without it then.
+        """
         with self._lock:
             batch = self._enqueue(line, opens, opens=True)
             if batch is None:
                 return False
-            if batch.written is None:
-                batch.written = trio.Event()
+            written = batch.awaited()
             patience = ACCEPT_LIMIT_S
             if self._busy is not None:
                 patience -= self._monotonic() - self._busy_since  # who comes to a hung disk does not wait anew
         with trio.move_on_after(max(0.0, patience)) as scope:
-            await batch.written.wait()
-        if scope.cancelled_caught:
+            await written.wait()
+        on_record = not scope.cancelled_caught and not batch.refused
+        if not on_record:
             with self._lock:
-                self._late += 1
+                self._late += not required
                 self._error = self._error or "the disk does not answer"
-            return False
-        return not batch.lost
+        return on_record
 
     def retry(self) -> None:
         """Try whether the file can be written again, for when nothing else is going to be written."""
@@ -172,16 +166,15 @@ class LedgerWriter:
             self._more.notify()
 
     async def flush(self, limit_s: float) -> bool:
-        """Wait until everything handed over so far is written or given up; False if `limit_s` was not enough."""
+        """Wait until everything handed over so far was tried; False if it is not written within `limit_s`."""
         with self._lock:
             batch = self._pending if self._pending.lines else self._busy
             if batch is None:
-                return True
-            if batch.written is None:
-                batch.written = trio.Event()
+                return not self._waiting
+            written = batch.awaited()
         with trio.move_on_after(limit_s) as scope:
-            await batch.written.wait()
-        return not scope.cancelled_caught
+            await written.wait()
+        return not scope.cancelled_caught and not batch.refused
 
     async def aclose(self, limit_s: float) -> bool:
         """Write and sync what waits, close the file; False if `limit_s` was not enough."""
@@ -218,13 +211,13 @@ class LedgerWriter:
                 late=self._late,
                 at_risk=self._sync.at_risk,
                 written=self._written,
-                queued=self._pending.size + (self._busy.size if self._busy else 0),
+                queued=self._pending.size + self._waiting.size,
                 segment=self._segment,
             )
 
-    def _enqueue(self, line: bytes, request_id: str, *, opens: bool) -> _Batch | None:
+    def _enqueue(self, line: bytes, request_id: str, *, opens: bool) -> Batch | None:
         batch, self._calm = self._pending, False
-        if self._closing or batch.size + len(line) > QUEUE_LIMIT:
+        if self._closing or batch.size + self._waiting.size + len(line) > QUEUE_LIMIT:
             self._lost += 1
             return None
         batch.lines.append(line)
@@ -242,66 +235,80 @@ class LedgerWriter:
             with self._lock:
                 if not self._pending.lines and not self._closing and not self._retrying:
                     self._more.wait(PRUNE_EVERY_S)
-                batch, self._pending = self._pending, _Batch()
+                batch, self._pending = self._pending, Batch()
                 failed = self._write_failed is not None or self._sync.failed_since is not None
                 again, self._retrying = self._retrying and failed, False
                 ends = self._closing and not batch.lines
                 if batch.lines:
                     self._busy, self._busy_since = batch, self._monotonic()
-            if batch.lines or again:
-                self._write_batch(batch)
+                    self._waiting.add(batch)
+            if batch.lines or again or (ends and self._waiting):
+                batch.refused = not self._write_waiting()
             if not ends:
                 self._prune()
             with self._lock:
                 self._busy = None
                 event = batch.written
-                self._calm = not (
-                    self._pending.lines
-                    or self._retrying
-                    or self._closing
-                    or self._always
-                    or self._write_failed is not None
-                    or self._lost > self._gap_told
-                )
+                more = self._pending.lines or self._retrying or self._closing or self._always
+                self._calm = not (more or self._write_failed is not None or self._lost > self._gap_told)
             if event is not None and self._token is not None:
                 with suppress(trio.RunFinishedError):
                     self._token.run_sync_soon(event.set)
             if ends:
                 self._file.close()
                 with self._lock:
+                    self._lost += self._waiting.give_up()
                     self._sync.close(writer_done=True)
                 return
 
-    def _write_batch(self, batch: _Batch) -> None:
-        data = b"".join(batch.lines)
+    def _write_waiting(self) -> bool:
+        """Write all that waits, or at least try; return whether that is done."""
         pauses: tuple[float | None, ...] = (*RETRIES_S, None) if self._write_failed is None else (None,)
         for pause in pauses:
             try:
-                self._put(data)
+                self._put_waiting()
                 break
             except OSError as error:
-                self._note_failure(error)
+                with self._lock:
+                    self._error = error.strerror or str(error)
+                    if self._write_failed is None:
+                        self._write_failed = self._monotonic()
                 if pause is None:
-                    batch.lost = True
-                    with self._lock:
-                        self._lost += len(batch.lines)
-                    return
+                    return False
                 time.sleep(pause)
-        self._segment_lines += len(batch.lines)
         with self._lock:
             self._write_failed = None
-            for request_id, opens in batch.holds:
-                if opens:
-                    self._homes[request_id] = self._segment
-                else:
-                    self._homes.pop(request_id, None)
+        return True
+
+    def _put_waiting(self) -> None:
+        waited = bool(self._waiting)
+        while self._waiting:
+            batch = self._waiting.first
+            self._make_ready()
+            self._file.put(b"".join(batch.lines))
+            self._wrote(batch)
+        lost = self._lost
+        if lost > self._gap_told or not waited:
+            self._make_ready()
+            if lost > self._gap_told:
+                self._file.put(self._gap_line(lost - self._gap_told))
+                self._gap_told = lost
+            self._wrote(Batch())
+
+    def _wrote(self, batch: Batch) -> None:
+        self._segment_lines += len(batch.lines)
+        with self._lock:
+            batch.settle(self._homes, self._segment)
             self._written += len(batch.lines)
             if self._by_interval:
                 self._sync.wrote(len(batch.lines))
-        if self._policy.sync == "always":
+            if batch.lines:
+                self._waiting.done()
+        if self._always:
             self._sync.sync(None, len(batch.lines))
 
-    def _put(self, data: bytes) -> None:
+    def _make_ready(self) -> None:
+        """See that the file can be appended to, and begin a new one by its header."""
         try:
             if self._file.ready():
                 self._opened()
@@ -312,17 +319,6 @@ class LedgerWriter:
             raise
         if self._file.size == 0 and self._written:
             self._file.put(self._header(self._segment, self._oldest_needed()))
-        if self._lost > self._gap_told:
-            lost = self._lost
-            self._file.put(self._gap_line(lost - self._gap_told))
-            self._gap_told = lost
-        self._file.put(data)
-
-    def _note_failure(self, error: OSError) -> None:
-        with self._lock:
-            self._error = error.strerror or str(error)
-            if self._write_failed is None:
-                self._write_failed = self._monotonic()
 
     def _opened(self) -> None:
         """Take note of a newly opened segment."""

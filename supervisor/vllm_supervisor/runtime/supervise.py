@@ -140,6 +140,7 @@ class Supervisor:
             journal=world.journal,
             writer=world.writer,
             state_dir=plan.state_dir,
+            hold=world.hold,
             reraise=plan.config.exit.reraise,
             is_pid1=world.policy.is_pid1,
         )

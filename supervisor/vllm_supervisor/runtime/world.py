@@ -1,7 +1,7 @@
 """What the composition root hands to a run, and the settings of its parts read out of it."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ class World:
     plan: Plan
     run: str
     instance: str
+    hold: Callable[[], None]  # see that the state directory is ours; raises OSError if it is not
     signals: Signals
     hangup_ignored: bool
     listeners: Sequence[Listener]
