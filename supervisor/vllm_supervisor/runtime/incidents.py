@@ -59,6 +59,7 @@ class Incidents:
         self._keep = keep
         self._max_size = max_size
         self._for_quit = False
+        evidence.tidy(root)
 
     def save(self, cause: str) -> None:
         """Write a bundle for the lifecycle, then tell `EvidenceSaved`."""
@@ -107,9 +108,14 @@ class Incidents:
             keep=self._keep,
             max_size=self._max_size,
         )
-        self._say("incident", f"{incident.summary(written.number, cause, judgement)}; see {written.path}", "warning")
-        if written.problems:
-            self._say("incident_gaps", "; ".join(written.problems), "info")
+        said = incident.summary(written.number, cause, judgement)
+        gaps = "; ".join(written.problems)
+        if not written.number:
+            self._say("incident", f"{said}; nothing was saved in {written.path}: {gaps}", "warning")
+            return
+        self._say("incident", f"{said}; see {written.path}", "warning")
+        if gaps:
+            self._say("incident_gaps", gaps, "warning" if written.unwritten else "info")
 
 
 def _spawn(argv: Sequence[str], env: Mapping[str, str]) -> child.Child:
