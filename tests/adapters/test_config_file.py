@@ -1,5 +1,6 @@
 """The two configuration files: ours and vLLM's."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,28 @@ def test_files_that_cannot_be_read(tmp_path: Path, read) -> None:
             read(path)
         assert str(path) in str(caught.value)
         assert caught.value.status == 78
+
+
+@pytest.mark.parametrize("read", [config_file.read, vllm_yaml.read])
+def test_what_never_ends_is_refused(tmp_path: Path, read) -> None:
+    """A huge file, a pipe that carries more than the bound, and an endless device are told in one line, status 78."""
+    (tmp_path / "huge").write_text("#" * (1 << 20) + "\n")
+    with subprocess.Popen(["cat", "/dev/zero"], stdout=subprocess.PIPE) as endless:
+        assert endless.stdout is not None
+        pipe = Path(f"/dev/fd/{endless.stdout.fileno()}")
+        for path in (tmp_path / "huge", pipe, Path("/dev/full")):
+            with pytest.raises(SetupError, match=r"larger than 1 MiB|is a device") as caught:
+                read(path)
+            assert caught.value.status == 78
+        endless.kill()
+
+
+def test_a_pipe_is_read() -> None:
+    """Process substitution and standard input name pipes; the null device is an empty file."""
+    with subprocess.Popen(["echo", 'release = "a"'], stdout=subprocess.PIPE) as source:
+        assert source.stdout is not None
+        assert config_file.read(Path(f"/dev/fd/{source.stdout.fileno()}")) == {"release": "a"}
+    assert config_file.read(Path("/dev/null")) == {}
 
 
 def test_yaml_is_read(tmp_path: Path) -> None:

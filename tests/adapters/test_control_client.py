@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fakes.control_socket import serving
+from vllm_supervisor.adapters import control_client
 from vllm_supervisor.adapters.control_client import ControlClient, ControlError, NotRunningError, choose
 from vllm_supervisor.core.errors import UsageError
 
@@ -58,6 +59,33 @@ def test_followed_answers_fail_the_same_way(path: Path, status: int, content: by
     """A refused or broken followed answer is a ControlError as well."""
     with serving(path, {"/x": (status, content)}), pytest.raises(ControlError):
         list(ControlClient(path).lines("/x"))
+
+
+def test_a_supervisor_that_does_not_answer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an answer an order is said to be perhaps still carried out, with where to look; a question is not."""
+    monkeypatch.setattr(control_client, "_ANSWER_TIMEOUT", 0.05)
+    with socket.socket(socket.AF_UNIX) as frozen:
+        frozen.bind(str(path))
+        frozen.listen()
+        with pytest.raises(ControlError, match="did not answer within") as caught:
+            ControlClient(path).post("/restart", {"reason": "x"})
+        assert caught.value.status == 1
+        assert "may still be carried out: look at `status` and `events`" in str(caught.value)
+        with pytest.raises(ControlError, match="did not answer within") as caught:
+            ControlClient(path).get("/status")
+        assert "carried out" not in str(caught.value)
+
+
+def test_a_supervisor_that_takes_no_connection(path: Path) -> None:
+    """An order that found a full queue was not sent, and that is said."""
+    with socket.socket(socket.AF_UNIX) as frozen, socket.socket(socket.AF_UNIX) as waiting:
+        frozen.bind(str(path))
+        frozen.listen(0)
+        waiting.connect(str(path))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(control_client, "_CONNECT_TIMEOUT", 0.05)
+            with pytest.raises(ControlError, match="nothing was sent to it"):
+                ControlClient(path).post("/stop", {})
 
 
 def test_a_supervisor_that_has_gone(path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 import pytest
 import trio
@@ -171,6 +172,64 @@ async def test_a_disk_that_fills_up_meanwhile_is_a_problem_and_no_error(
     monkeypatch.setattr(evidence, "_write", full)
     written = await write(tmp_path)
     assert "the bundle could not be written: No space left on device" in written.problems
+    assert (written.number, written.unwritten) == (1, True)
+    assert not json.loads((written.path / "incident.json").read_text())["complete"]
+
+
+class Full:
+    """A file of a full disk: it can be made, and takes no byte."""
+
+    def __init__(self, fd: int, _mode: str) -> None:
+        os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def write(self, _data: bytes) -> int:
+        """Take nothing."""
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@trio_test
+async def test_a_bundle_of_which_nothing_could_be_written_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk no bundle is named, no empty directory and no draft stays."""
+    monkeypatch.setattr(evidence, "open", Full, raising=False)
+    written = await write(tmp_path)
+    assert (written.number, written.path, written.unwritten) == (0, tmp_path / "incidents", True)
+    assert list((tmp_path / "incidents").iterdir()) == []
+
+
+@trio_test
+async def test_a_draft_that_could_not_be_finished_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fills up before the last write leaves the first account of the incident, and no draft beside it."""
+    real = evidence._write_json
+
+    def last_fails(path: Path, document: Mapping[str, object]) -> None:
+        with monkeypatch.context() as patch:
+            if document["complete"]:
+                patch.setattr(evidence, "open", Full, raising=False)
+            real(path, document)
+
+    monkeypatch.setattr(evidence, "_write_json", last_fails)
+    written = await write(tmp_path)
+    assert (written.number, written.unwritten) == (1, True)
+    assert {path.name for path in written.path.iterdir()} == {"incident.json", "threads.txt", "meminfo.txt"}
+
+
+def test_what_an_earlier_run_could_not_write_is_tidied_away(tmp_path: Path) -> None:
+    """A start removes bundles without an account and drafts beside one; whole bundles and strange files stay."""
+    for name in ("1/incident.new", "2/incident.json", "2/incident.new", "3/incident.json", "notes/incident.new"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    evidence.tidy(tmp_path)
+    evidence.tidy(tmp_path / "missing")
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert found == ["2/incident.json", "3/incident.json", "notes/incident.new"]
 
 
 @trio_test

@@ -1,6 +1,7 @@
 """The command as a process: what it costs to start, and how it ends when its reader leaves."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,38 @@ def test_mistakes_have_no_traceback() -> None:
     assert done.stdout == ""
     assert done.stderr.startswith("vllm-supervisor: /nothing does not exist; ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_ctrl_c_before_the_command_line_is_read_has_no_traceback(tmp_path: Path, *, ignored: bool) -> None:
+    """An interrupt during our imports ends us by that signal and without a word; one that is ignored does nothing."""
+    (tmp_path / "click.py").write_text(
+        "import os, signal, sys\nos.kill(os.getpid(), signal.SIGINT)\nprint('went on', flush=True)\nos._exit(0)\n"
+    )
+    trap = "trap '' INT; " if ignored else ""
+    words = f'{trap}exec "{sys.executable}" -m vllm_supervisor.cli --version'
+    path = f"{tmp_path}:{ROOT / 'supervisor'}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", words], env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == ((0, "went on\n") if ignored else (-signal.SIGINT, ""))
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("words", [["status", "--watch", "--json"], ["events", "--follow", "--json"]])
+def test_ctrl_c_ends_a_tool_that_watches(tmp_path_factory: pytest.TempPathFactory, words: list[str]) -> None:
+    """A tool that goes on until it is interrupted then ends quietly with 130."""
+    place = tmp_path_factory.mktemp("w")
+    environ = {"PYTHONPATH": str(ROOT / "supervisor"), "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+    with serving(place / "control.sock", {"/status": (200, b"{}"), "/events": (200, b'{"n": 1}\n' * 10**6)}):
+        argv = [*COMMAND, "--set", f"run_dir={place}", *words]
+        with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tool:
+            assert tool.stdout is not None
+            assert tool.stderr is not None
+            assert tool.stdout.readline().startswith("{")
+            tool.send_signal(signal.SIGINT)
+            _, said = tool.communicate(timeout=60)
+    assert (tool.returncode, said) == (130, "")
 
 
 def test_a_reader_that_leaves(tmp_path_factory: pytest.TempPathFactory) -> None:

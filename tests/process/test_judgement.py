@@ -240,6 +240,17 @@ def start(account: Account) -> Iterator[Callable[..., Judged]]:
         yield make
 
 
+def test_evidence_asked_for_before_the_first_look_has_the_engine_looked_at(start: Callable[..., Judged]) -> None:
+    """QUIT soon after ready: the bundle and its line say that the ready engine is idle, not that it starts."""
+    judged = start(more=("health.interval=1h",))
+    assert judged.status()["health"]["source"] == "life of the engine"
+    judged.supervisor.signal(signal.SIGQUIT)
+    judged.supervisor.until(lambda: judged.events("incident"), within=15.0, what="a bundle")
+    told = json.loads((judged.bundles[-1] / "incident.json").read_text())
+    assert (told["verdict"], len(told["samples"])) == ("idle", 1)
+    assert "[idle, by " in judged.events("incident")[0]["sentence"]
+
+
 def test_one_hung_engine_among_two(start: Callable[..., Judged]) -> None:
     """With data parallelism one engine that stands still is a hang although the other works on."""
     judged = start("--data-parallel-size", "2", "--max-model-len", "1m").ready()

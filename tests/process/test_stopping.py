@@ -1,5 +1,6 @@
 """Stopping in order, with the stand-in engine: what was accepted finishes, what comes late is told so."""
 
+import json
 import signal
 import time
 
@@ -52,6 +53,20 @@ def test_a_drain_that_ends_by_its_budget_cuts_explicitly_and_exits_80(start_mock
     assert '"code":"drain_deadline"' in got[-1].replace(" ", ""), got[-3:]
     assert supervisor.ends(within=20.0) == 80, supervisor.words()
     account.expect_nothing_left()
+
+
+def test_a_restart_whose_time_ends_does_not_speak_of_a_stop(start_mock: StartMock, account: Account) -> None:
+    """What an ordered restart cuts is told that the time to finish is over, and not that the server stops."""
+    supervisor, client = start_mock("--max-model-len", "1m", before=("--set", "drain.budget=300ms"))
+    supervisor.until(client.is_ready, within=30.0, what="ready")
+    got: list[str] = []
+    with client.stream(max_tokens=100_000, ignore_eos=True) as stream:
+        got.append(next(stream))
+        assert account.tool("--name", str(client.port), "restart", "--reason", "a test").returncode == 0
+        with pytest.raises(httpx.TransportError):  # the connection is aborted after the error event
+            got.extend(stream)
+    told = json.loads(got[-1].removeprefix("data: "))["error"]
+    assert (told["code"], told["message"]) == ("drain_deadline", "the time to finish accepted requests is over")
 
 
 def test_a_second_signal_ends_the_drain_now(start_mock: StartMock, account: Account) -> None:

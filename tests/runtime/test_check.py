@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from vllm_supervisor.core.errors import UsageError
 from vllm_supervisor.core.words import Verdict
 from vllm_supervisor.runtime.check import CheckOptions, check_all
 
-SHORT = CheckOptions(short=0.05, again=0.01, read_limit=0.3, probe_limit=0.3)
+SHORT = CheckOptions(short=0.05, again=0.01, read_limit=0.3, look_limit=0.6)
 WAITS = CheckOptions(waits=(0.2, 0.2), short=0.05, again=0.01, read_limit=0.3)
 
 
@@ -184,6 +185,23 @@ async def test_a_server_that_accepts_and_says_nothing() -> None:
     """No answer in time is a suspicion: saturated and stopped look alike from here."""
     found, script = await run(never)
     assert (found.verdict, found.exit, posts(script)) == (Verdict.SUSPECT, 1, 0)
+
+
+@pytest.mark.parametrize("silent", ["every path", "the request for one token"])
+@trio_test
+async def test_a_plain_look_has_one_deadline(silent: str) -> None:
+    """However many reads and the probe get no answer, their times do not add up, and the verdict is what it was."""
+    server = Server()
+
+    def answer(seen: Seen) -> object:
+        return never(seen) if silent == "every path" or seen.method == "POST" else server(seen)
+
+    began = time.monotonic()
+    found, _script = await run(answer, CheckOptions(short=0.05, look_limit=1.0))
+    assert time.monotonic() - began < 1.5
+    assert (found.verdict, found.exit) == (Verdict.SUSPECT, 1)
+    words = "no whole answer in time" if silent == "every path" else "one-token request"
+    assert words in found.sentence
 
 
 @trio_test

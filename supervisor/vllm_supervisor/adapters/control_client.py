@@ -44,7 +44,7 @@ class NotRunningError(UserError):
 
 
 class ControlError(UserError):
-    """A running supervisor refused a request, or broke off: exit status 1."""
+    """A running supervisor refused a request, did not answer, or broke off: exit status 1."""
 
     status = 1
 
@@ -107,7 +107,7 @@ class ControlClient:
 
     def get(self, path: str, **query: int) -> dict[str, Any]:
         """Return the JSON object at `path`."""
-        with self._asked("GET", path, query=query) as answer:
+        with self._asked("GET", path, query=query, timeout=_ANSWER_TIMEOUT) as answer:
             return _object(answer)
 
     def post(self, path: str, body: Mapping[str, object], *, patient: bool = False) -> dict[str, Any]:
@@ -132,11 +132,12 @@ class ControlClient:
         *,
         query: Mapping[str, int] | None = None,
         body: Mapping[str, object] | None = None,
-        timeout: float | None = _ANSWER_TIMEOUT,
+        timeout: float | None,
     ) -> Iterator[http.client.HTTPResponse]:
         """Ask, hand out the answer, and tell every fault in a sentence."""
         connection = _Connection(self._path, timeout)
         try:
+            self._connect(connection)
             content = None if body is None else json.dumps(body)
             target = f"{path}?{urlencode(query)}" if query else path
             connection.request(method, target, content, {"Content-Type": "application/json"} if content else {})
@@ -145,11 +146,21 @@ class ControlClient:
         except (ConnectionRefusedError, FileNotFoundError):
             raise NotRunningError(f"no supervisor listens on {self._path} any more") from None
         except TimeoutError:
-            raise ControlError(f"the supervisor on {self._path} did not answer in time") from None
+            late = f"the supervisor on {self._path} did not answer within {timeout:.0f} s"
+            if method == "POST":
+                late += "; the order may still be carried out: look at `status` and `events` before you repeat it"
+            raise ControlError(late) from None
         except (OSError, http.client.HTTPException, ValueError):
             raise ControlError(f"the supervisor on {self._path} broke off its answer; it may have ended") from None
         finally:
             connection.close()
+
+    def _connect(self, connection: _Connection) -> None:
+        """Connect by itself: what fails here has not been sent."""
+        try:
+            connection.connect()
+        except (TimeoutError, BlockingIOError):
+            raise ControlError(f"the supervisor on {self._path} takes no connection; nothing was sent to it") from None
 
 
 def _object(answer: http.client.HTTPResponse) -> dict[str, Any]:

@@ -11,6 +11,7 @@ Rules:
 * Directories 0700, files 0600, each at most `FILE_LIMIT` bytes; number and total size of the bundles are bounded.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -37,11 +38,15 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One bundle: its number (0 when no directory could be made), where it is, and what could not be had."""
+    """One bundle: its number and where it is, what could not be had, and whether a write failed.
+
+    Number 0 means that there is none: nothing could be written below `path`.
+    """
 
     number: int
     path: Path
     problems: tuple[str, ...] = ()
+    unwritten: bool = False
 
 
 class Tool(Protocol):
@@ -85,12 +90,13 @@ async def write_bundle(
     `pids` are the engine's processes, the main one first; `search_path` is where py-spy and nvidia-smi are looked for.
     """
     notes = _Notes()
-    made: list[tuple[int, Path]] = []
+    made = begun = None  # the directory; and whether there is something to see in it
+    unwritten = False
     with trio.move_on_after(LIMIT) as scope:
         try:
-            made.append(await _thread(_next_directory, root))
-            number, path = made[0]
+            made = number, path = await _thread(_next_directory, root)
             await _thread(_write_json, path / "incident.json", {"number": number, **document, "complete": False})
+            begun = made
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_threads, path, list(pids), notes)
                 nursery.start_soon(_tools, path, list(pids), search_path, starter, notes)
@@ -98,11 +104,25 @@ async def write_bundle(
             await _thread(_write_json, path / "incident.json", {"number": number, **document, **problems})
             await _thread(_prune, root, keep, max_size)
         except* OSError as faults:  # what goes wrong in a nursery comes out as a group
+            unwritten = True
             notes.problems.append(f"the bundle could not be written: {_first(faults)}")
+            if made and not begun:
+                await _thread(partial(shutil.rmtree, ignore_errors=True), made[1])
     if scope.cancelled_caught:
         notes.problems.append(f"not everything was collected within {LIMIT:.0f} s")
-    number, path = made[0] if made else (0, root)
-    return Written(number, path, tuple(notes.problems))
+    number, path = begun or (0, root)
+    return Written(number, path, tuple(notes.problems), unwritten)
+
+
+def tidy(root: Path) -> None:
+    """Remove what an earlier run left of bundles it could not write; to be called before any is begun."""
+    with contextlib.suppress(OSError):
+        for number in _numbers(root):
+            path = root / str(number)
+            if (path / "incident.json").exists():
+                (path / "incident.new").unlink(missing_ok=True)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _first(faults: BaseExceptionGroup[OSError]) -> str:
@@ -252,9 +272,13 @@ def _write(path: Path, text: str) -> None:
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:
     text = json.dumps(document, indent=1, default=str)
     draft = path.with_suffix(".new")
-    with open(_create(draft), "wb") as file:
-        file.write(text.encode())
-    draft.replace(path)
+    try:
+        with open(_create(draft), "wb") as file:
+            file.write(text.encode())
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def _prune(root: Path, keep: int, max_size: int) -> None:

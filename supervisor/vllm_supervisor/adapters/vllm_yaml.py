@@ -5,13 +5,19 @@ from typing import Any
 
 from vllm_supervisor.core.errors import SetupError
 
+LIMIT = 1024 * 1024  # bytes; a device that never ends is named by mistake, too
+
 
 def read(path: Path) -> dict[str, Any]:
     """Return the entries of `path`; SetupError when it cannot be read or is no table of options."""
     import yaml  # noqa: PLC0415  # most command lines name no such file, and starting must stay quick
 
     try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(LIMIT + 1)
+        if len(content) > LIMIT:
+            raise SetupError(f"vLLM's --config {path}: larger than 1 MiB; name a configuration file")
+        entries = yaml.safe_load(content.decode("utf-8"))
     except OSError as error:
         raise SetupError(f"vLLM's --config {path}: {error.strerror}; name a file that can be read") from None
     except UnicodeDecodeError as error:

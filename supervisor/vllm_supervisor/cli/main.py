@@ -8,6 +8,7 @@ Rules:
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -84,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _invoke(words: list[str]) -> int | None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # so for our imports; from here on `guarded` tells it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with cli.make_context("vllm-supervisor", words) as context:
         status: int | None = cli.invoke(context)
         return status

@@ -60,7 +60,7 @@ MEANINGS: dict[Ending, Meaning] = {
         "drain_deadline",
         EndedBy.SUPERVISOR,
         503,
-        "the server stops and this request did not end in time",
+        "the time to finish accepted requests is over",
     ),
     Ending.LEDGER: Meaning(
         Outcome.FAILED,

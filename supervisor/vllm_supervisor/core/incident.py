@@ -41,8 +41,8 @@ def surplus(bundles: Iterable[Bundle], keep: int, max_size: int) -> list[int]:
 
 
 def summary(number: int, cause: str, judgement: Judgement) -> str:
-    """Return the one line a person reads first."""
-    return f"incident {number}: {cause}: {judgement.sentence} [{judgement.verdict}, by {judgement.source}]"
+    """Return the one line a person reads first; `number` 0: nothing of it is on the disk."""
+    return f"incident {number or 'without a bundle'}: {cause}: {judgement.sentence} [{judgement.verdict}, by {judgement.source}]"
 
 
 def document(

@@ -21,7 +21,7 @@ EVIDENCE_MISSING = 82
 # Every status of ours, for people: `explain-exit`, the documentation, and nothing else uses another.
 MEANINGS: dict[int, str] = {
     CLEAN: "stopped on request; nothing was cut, both ledgers balance, the engine's processes are gone",
-    FAULT: "a fault of the supervisor; the log holds a traceback",
+    FAULT: "a fault of the supervisor, with a traceback in the log; of a tool: no, or no answer",
     2: "wrong usage of the command line",
     3: "a tool found no running supervisor",
     69: "gave up: the restart budget is spent",

@@ -2,7 +2,9 @@
 
 Rules:
 * Nothing is sent but reads unless the server is idle by its own metrics, read just before.
-* Every read has a limit of its own, and each uses a new connection: a proxy that spreads them is found out.
+* A look has one deadline, waits on top, and all of it shares that: a monitoring system cuts off after 10 s.
+* The first reads are made at once, so that a server that answers none costs their time once.
+* Each read uses a new connection: a proxy that spreads them is found out.
 * Several servers are checked at the same time; none waits for another.
 """
 
@@ -29,7 +31,14 @@ from vllm_supervisor.core.check import (
 )
 from vllm_supervisor.core.health import Judgement, Memory, judge
 from vllm_supervisor.core.metrics_scan import metrics_sample
-from vllm_supervisor.core.probe import IS_PAUSED_PATH, METRICS_PATH, MODELS_PATH, PROBE_ID_PREFIX, says_paused
+from vllm_supervisor.core.probe import (
+    HEALTH_PATH,
+    IS_PAUSED_PATH,
+    METRICS_PATH,
+    MODELS_PATH,
+    PROBE_ID_PREFIX,
+    says_paused,
+)
 from vllm_supervisor.core.samples import Observation
 from vllm_supervisor.core.situation import HealthPolicy
 from vllm_supervisor.core.words import Verdict
@@ -49,8 +58,8 @@ class CheckOptions:
     api_key: str | None = None
     short: float = 1.0
     again: float = 0.3  # between the reads that tell a restart from a proxy
-    read_limit: float = 10.0
-    probe_limit: float = 30.0
+    read_limit: float = 10.0  # of one read
+    look_limit: float = 8.0  # of everything together, the probe included; explicit waits come on top
 
 
 async def check_all(
@@ -83,6 +92,7 @@ class _Check:
         self.options = options
         self.memory = Memory()
         self.restarted = False
+        self.until = time.monotonic() + options.look_limit
         self.site = Site(
             target.host, target.prefix, ssl.create_default_context() if target.tls else None, options.api_key
         )
@@ -90,20 +100,23 @@ class _Check:
     async def run(self, earlier: Memory | None, *, stateful: bool) -> Checked:
         """Return what the server is."""
         if self.options.proxy:
-            reply = await self._get(MODELS_PATH)
+            reply = await self._get(MODELS_PATH, self.options.look_limit)
             return of_proxy(self.target.url, reply.reach, reply.status, reply.body)
-        health = await engine_probe.health(self.target.address, site=self.site, timeout=self.options.read_limit)
+        health, pause, metrics = await self._first()
         said = of_health(self.target.url, health.status, health.body)
         if said is not None:
-            return await self._unless_scaling(said)
-        paused = await self._paused()
+            return _unless_scaling(said, metrics)
+        paused = says_paused(pause.status, pause.body)
         if earlier is not None:
             self.memory = earlier
         waits, short = self.options.waits, self.options.short
         rules = policy(waits, remembered=stateful and earlier is not None)
-        judgement = await self._read(rules, paused)
+        judgement = self._judge(metrics, rules, paused)
         if earlier is None:
-            end = time.monotonic() + (short if waits is None or stateful else sum(waits))
+            wait = short if waits is None or stateful else sum(waits)
+            end = time.monotonic() + wait
+            if waits is not None and not stateful:
+                self.until += wait
             while judgement.verdict not in _SETTLED and (rest := end - time.monotonic()) > 0:
                 await trio.sleep(min(short, rest))
                 judgement = await self._read(rules, paused)
@@ -120,18 +133,22 @@ class _Check:
             return await self._probe(result)
         return result
 
-    async def _unless_scaling(self, said: Checked) -> Checked:
-        """Take a 503 of /health for what it says, unless every path says it: an engine that is being scaled does."""
-        if said.verdict is Verdict.DEAD:
-            reply = await self._get(METRICS_PATH)
-            if reply.status == 503:
-                return replace(
-                    said, verdict=Verdict.SUSPECT, sentence="every path answers 503: it scales, or goes down"
-                )
-        return said
+    async def _first(self) -> tuple[engine_probe.Reply, engine_probe.Reply, engine_probe.Reply]:
+        """Read /health, whether an operator paused it, and /metrics, all at once, in half of the time there is."""
+        found: dict[str, engine_probe.Reply] = {}
+
+        async def one(path: str) -> None:
+            found[path] = await self._get(path, self.options.look_limit / 2)
+
+        async with trio.open_nursery() as nursery:
+            for path in (HEALTH_PATH, IS_PAUSED_PATH, METRICS_PATH):
+                nursery.start_soon(one, path)
+        return found[HEALTH_PATH], found[IS_PAUSED_PATH], found[METRICS_PATH]
 
     async def _read(self, rules: HealthPolicy, paused: bool | None) -> Judgement:
-        reply = await engine_probe.metrics(self.target.address, site=self.site, timeout=self.options.read_limit)
+        return self._judge(await self._get(METRICS_PATH, self._left()), rules, paused)
+
+    def _judge(self, reply: engine_probe.Reply, rules: HealthPolicy, paused: bool | None) -> Judgement:
         now = time.monotonic()
         seen = Observation(
             at=now,
@@ -143,20 +160,17 @@ class _Check:
         self.restarted = self.restarted or judgement.restarted
         return judgement
 
-    async def _paused(self) -> bool | None:
-        """Ask whether an operator paused it; a server that does not offer the question is not paused."""
-        reply = await self._get(IS_PAUSED_PATH)
-        return says_paused(reply.status, reply.body)
+    def _left(self) -> float:
+        return max(0.0, self.until - time.monotonic())
 
-    async def _get(self, path: str) -> engine_probe.Reply:
-        return await engine_probe.exchange(
-            self.target.address, "GET", path, site=self.site, timeout=self.options.read_limit
-        )
+    async def _get(self, path: str, within: float) -> engine_probe.Reply:
+        limit = min(self.options.read_limit, within)
+        return await engine_probe.exchange(self.target.address, "GET", path, site=self.site, timeout=limit)
 
     async def _probe(self, found: Checked) -> Checked:
-        """Ask an idle server for one token, and wait as long as the waits say."""
+        """Ask an idle server for one token, and wait as long as the waits say, or as long as the look may still take."""
         waits = self.options.waits
-        limit = self.options.probe_limit if waits is None else sum(waits)
+        limit = self._left() if waits is None else sum(waits)
         begin = trio.current_time()
         result = None
         with trio.move_on_after(limit):
@@ -167,3 +181,10 @@ class _Check:
                 site=self.site,
             )
         return with_probe(found, result, trio.current_time() - begin, sure=waits is not None)
+
+
+def _unless_scaling(said: Checked, metrics: engine_probe.Reply) -> Checked:
+    """Take a 503 of /health for what it says, unless every path says it: an engine that is being scaled does."""
+    if said.verdict is Verdict.DEAD and metrics.status == 503:
+        return replace(said, verdict=Verdict.SUSPECT, sentence="every path answers 503: it scales, or goes down")
+    return said

@@ -2,6 +2,7 @@
 
 Rules:
 * A bundle of the lifecycle's is always written, and `EvidenceSaved` told after it, whatever became of it.
+* An engine that nobody has judged yet is looked at first: a bundle never says less than the status.
 * Of bundles asked for by QUIT one is written at a time: signals may come faster than bundles are written.
 """
 
@@ -17,9 +18,6 @@ from vllm_supervisor.adapters.evidence import Starter
 from vllm_supervisor.core import facts, incident
 from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.facts import Fact
-from vllm_supervisor.core.health import Judgement, Memory, judge
-from vllm_supervisor.core.samples import Observation
-from vllm_supervisor.core.situation import HealthPolicy
 from vllm_supervisor.runtime.engine_room import EngineRoom
 from vllm_supervisor.runtime.watch import Watch
 
@@ -61,6 +59,7 @@ class Incidents:
         self._keep = keep
         self._max_size = max_size
         self._for_quit = False
+        evidence.tidy(root)
 
     def save(self, cause: str) -> None:
         """Write a bundle for the lifecycle, then tell `EvidenceSaved`."""
@@ -84,8 +83,8 @@ class Incidents:
 
     async def _write(self, cause: str) -> None:
         """Write one bundle about the engine of the moment; say where it is and what could not be had."""
+        judgement = await self._watch.judged()
         current = self._room.current
-        judgement = self._watch.judgement or _nothing_judged()
         block = None if current is None else current.log.error()
         document = incident.document(
             cause=cause,
@@ -109,9 +108,14 @@ class Incidents:
             keep=self._keep,
             max_size=self._max_size,
         )
-        self._say("incident", f"{incident.summary(written.number, cause, judgement)}; see {written.path}", "warning")
-        if written.problems:
-            self._say("incident_gaps", "; ".join(written.problems), "info")
+        said = incident.summary(written.number, cause, judgement)
+        gaps = "; ".join(written.problems)
+        if not written.number:
+            self._say("incident", f"{said}; nothing was saved in {written.path}: {gaps}", "warning")
+            return
+        self._say("incident", f"{said}; see {written.path}", "warning")
+        if gaps:
+            self._say("incident_gaps", gaps, "warning" if written.unwritten else "info")
 
 
 def _spawn(argv: Sequence[str], env: Mapping[str, str]) -> child.Child:
@@ -119,9 +123,3 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str]) -> child.Child:
         return child.spawn(argv, env)
     except child.SpawnError as fault:
         raise OSError(fault.errno, os.strerror(fault.errno)) from fault
-
-
-def _nothing_judged() -> Judgement:
-    """What is said of an engine that nobody has judged yet: that it starts."""
-    _, judgement = judge(Memory(), Observation(at=clock.monotonic(), ready_at=None), HealthPolicy())
-    return judgement

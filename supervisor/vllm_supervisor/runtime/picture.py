@@ -13,7 +13,8 @@ from vllm_supervisor.core.exposition import Snapshot
 from vllm_supervisor.core.ledger_summary import summarize_run
 from vllm_supervisor.core.lifecycle import Node, Policy, State, engine_state
 from vllm_supervisor.core.memory_view import MemoryPicture
-from vllm_supervisor.core.words import EngineState, Outcome, Verdict
+from vllm_supervisor.core.view import verdict
+from vllm_supervisor.core.words import Outcome
 from vllm_supervisor.runtime.engine_room import EngineRoom
 from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.watch import Watch
@@ -32,21 +33,6 @@ class Identity:
     began: float  # monotonic seconds
     release: str
     listeners: tuple[str, ...]
-
-
-def verdict(state: State, gate: Gate) -> tuple[Verdict, str]:
-    """What we can say of the engine's health from its life and our own account."""
-    match engine_state(state):
-        case EngineState.READY if gate.in_flight:
-            return Verdict.BUSY, f"ready, {gate.in_flight} requests in flight"
-        case EngineState.READY:
-            return Verdict.IDLE, "ready, nothing in flight"
-        case EngineState.STARTING:
-            return Verdict.STARTING, "the engine is starting"
-        case EngineState.STOPPING:
-            return Verdict.UNREACHABLE, "the engine is being stopped"
-        case _:
-            return Verdict.DEAD, state.problem or "no engine runs"
 
 
 class Picture:

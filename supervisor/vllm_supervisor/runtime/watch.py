@@ -7,7 +7,7 @@ Rules:
 * The lifecycle is told one thing: that an engine is condemned. What else a verdict changes (admission while asleep or
   paused, or while a probe settles whether it fails) is done here, and each change of verdict is said once.
 * Our own lateness is measured at every look, a suspended machine included: what was not watched counts for nothing.
-* Whoever asks for a look gets one, but not two within a second, and never moves the regular ones.
+* Whoever asks for a look gets one, but not two of an engine within a second, and never moves the regular ones.
 """
 
 import time
@@ -29,6 +29,7 @@ from vllm_supervisor.core.probe import IS_PAUSED_PATH, ProbeResult, Reach, says_
 from vllm_supervisor.core.probe_policy import ProbeOrder, ProbeView
 from vllm_supervisor.core.samples import BeaconSample, MetricsSample, Observation
 from vllm_supervisor.core.situation import HealthPolicy
+from vllm_supervisor.core.view import verdict
 from vllm_supervisor.core.words import ClosedReason, Verdict, verdict_line
 from vllm_supervisor.runtime.door_account import DoorAccount
 from vllm_supervisor.runtime.incarnation import Incarnation
@@ -88,6 +89,7 @@ class Watch:
         self._offset = 0.0
         self._settling = False  # admission is closed for a probe that is to settle `failing`
         self._wanted = trio.Event()
+        self._looked = trio.Event()
         self.samples: deque[Observation] = deque(maxlen=SAMPLES_KEPT)
         self.judgement: Judgement | None = None
         self.beacons: tuple[BeaconSample, ...] = ()
@@ -105,9 +107,11 @@ class Watch:
                 with trio.move_on_after(max(0.0, due - clock.monotonic())):  # the clock ran on since it was set
                     await self._wanted.wait()
                 now = clock.monotonic()
-                if now < due and now - looked < ASKED_APART:
+                if now < due and now - looked < ASKED_APART and self.judgement is not None:
                     continue
                 self._look(nursery, max(0.0, now - due) + self._slept())
+                self._looked.set()
+                self._looked = trio.Event()
                 looked = now
                 if now >= due:  # a late one is not made up for by a burst
                     due = due + self._interval if due + self._interval > now else now + self._interval
@@ -115,6 +119,38 @@ class Watch:
     def look_now(self) -> None:
         """Look at once, unless that was done within the last second."""
         self._wanted.set()
+
+    async def judged(self) -> Judgement:
+        """Return what the engine is just now; one that nobody has looked at yet is looked at first.
+
+        Of an engine that is not to be judged, its life says what is known, as in the status.
+        """
+        if self.judgement is None and self._state().node in JUDGED:
+            looked = self._looked
+            self.look_now()
+            with trio.move_on_after(ASKED_APART):  # nobody looks any more once we are ending
+                await looked.wait()
+        return self.judgement or self._of_its_life()
+
+    def _of_its_life(self) -> Judgement:
+        said, sentence = verdict(self._state(), self._gate)
+        now = clock.monotonic()
+        return Judgement(
+            at=now,
+            verdict=said,
+            sentence=sentence,
+            evidence={"in_flight": self._gate.in_flight},
+            since=now,
+            source="life of the engine",
+            confirmed=False,
+            wants_probe=False,
+            restarted=False,
+            running=None,
+            waiting=None,
+            tokens_per_s=None,
+            steps_per_s=None,
+            progress_at=None,
+        )
 
     # -- one look ----------------------------------------------------------------------------------------------------
 
@@ -186,8 +222,8 @@ class Watch:
         if judgement.verdict is not was and not (judgement.verdict in QUIET and (was is None or was in QUIET)):
             level = "info" if judgement.verdict in QUIET else "warning"
             self._say("verdict", verdict_line(judgement.verdict, judgement.sentence), level)
-        for verdict, reason in CLOSING.items():
-            if judgement.verdict is verdict:
+        for closing, reason in CLOSING.items():
+            if judgement.verdict is closing:
                 self._gate.close(reason, judgement.sentence)
             else:
                 self._gate.reopen(reason)
