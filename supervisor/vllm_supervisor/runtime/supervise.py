@@ -17,7 +17,6 @@ from vllm_supervisor.core.events import Events
 from vllm_supervisor.core.ledger import RequestIds
 from vllm_supervisor.core.lifecycle import ImpossibleFact, Node, State
 from vllm_supervisor.core.own_status import OwnStatus
-from vllm_supervisor.core.words import Phase
 from vllm_supervisor.runtime.answers import Answers
 from vllm_supervisor.runtime.closing import Books, close_lost_runs
 from vllm_supervisor.runtime.control import Control
@@ -87,8 +86,8 @@ class Supervisor:
             record=self._record,
             tell=self._loop.tell,
             document=lambda: nursery.start_soon(self._write_down),
-            enter=self._enter,
-            save_evidence=self._save_evidence,
+            enter=world.journal.phase,
+            save_evidence=lambda cause: self._incidents.save(cause),  # noqa: PLW0108 - it is made further down
             await_memory=self._memory.await_memory,
             background=world.journal.in_background,
             awaited=lambda: self._testimony.awaited,
@@ -208,8 +207,7 @@ class Supervisor:
     # -- tasks -------------------------------------------------------------------------------------------------------
 
     def _start_tasks(self) -> None:
-        world, nursery = self._world, self._nursery
-        planned = timeouts.plan(world.policy.limits)
+        world, nursery, planned = self._world, self._nursery, timeouts.plan(self._world.policy.limits)
         control = Control(
             status=self._picture.status,
             state=lambda: self._loop.state,
@@ -293,9 +291,6 @@ class Supervisor:
             self._nursery.start_soon(self._recover)
         self._service.after(state)
 
-    def _enter(self, phase: Phase) -> None:
-        self._journal.phase(phase)
-
     def _record(self, order: orders.Record) -> None:
         fields = dict(order.fields)
         self._events.add(order.event, order.sentence, at=clock.stamp(), level=order.level, **fields)
@@ -318,9 +313,6 @@ class Supervisor:
     def _on_refusal(self) -> None:
         if self._loop.state.drain.withdrawn_at is not None:
             self._loop.tell(facts.LateRequest())
-
-    def _save_evidence(self, cause: str) -> None:
-        self._incidents.save(cause)
 
     async def _recover(self) -> None:
         directory = self._world.plan.state_dir / LEDGER
