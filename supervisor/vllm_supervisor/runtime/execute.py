@@ -103,6 +103,7 @@ class Hands:
 
     def _cut(self, cut: Cut) -> None:
         """End what is in flight; what the end of our drain cuts is remembered for its report."""
+        self._watched = None  # who waits for the work to end by itself must not take the cut for that
         now = self._now()
         running_on = self._background()
         ended = self._gate.cut_all(cut)
