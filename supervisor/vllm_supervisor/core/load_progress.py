@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from vllm_supervisor.core.engine_log import strip
+from vllm_supervisor.core.plain_text import printable
 
 _PERCENT = re.compile(r"^(.*?)[:\s|]*\b(\d{1,3})(?:\.\d+)?%")
 _PASSED_OVER = re.compile(
@@ -56,9 +57,8 @@ class LoadProgress:
             parts.append(f"[{'#' * full}{'.' * (10 - full)}] {self.progress.percent}% {self.progress.label}".rstrip())
         elif self.line:
             parts.append(self.line)
-        text = "  ".join(parts)
-        printable = "".join(letter if letter.isprintable() else "?" for letter in text)
-        return printable if len(printable) <= width else printable[: max(0, width - 1)] + "…"[: max(0, width)]
+        text = printable("  ".join(parts))
+        return text if len(text) <= width else text[: max(0, width - 1)] + "…"[: max(0, width)]
 
 
 def report_due(elapsed_s: float, last_s: float) -> bool:

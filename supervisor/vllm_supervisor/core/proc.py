@@ -11,6 +11,8 @@ Source: proc(5), Documentation/filesystems/proc.rst.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from vllm_supervisor.core.plain_text import one_line
+
 _SHOWN = 80  # characters of a command that are worth a log line
 
 
@@ -89,9 +91,3 @@ def command_words(comm: str, cmdline: bytes) -> str:
         return comm
     shown = [words[0].rpartition("/")[2] or words[0], *(word for word in words[1:2] if not word.startswith("-"))]
     return one_line(" ".join(shown), _SHOWN)
-
-
-def one_line(text: str, limit: int) -> str:
-    """Make of what a stranger wrote at most `limit` characters of one line that no terminal takes for an order."""
-    words = " ".join(text.split())[:limit]
-    return "".join(letter if letter.isprintable() else "?" for letter in words)

@@ -15,7 +15,7 @@ from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.events import Events
 from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.lifecycle import State
-from vllm_supervisor.core.proc import one_line
+from vllm_supervisor.core.plain_text import one_line
 from vllm_supervisor.core.words import verdict_line
 
 MAX_EVENTS = 1000
