@@ -3,11 +3,12 @@
 import json
 import signal
 import time
+from collections.abc import Callable
 
 import httpx
 import pytest
 
-from fakes.supervisor_process import Account, StartMock
+from fakes.supervisor_process import Account, Client, StartMock, Supervisor
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -40,16 +41,22 @@ def test_stop_by_the_tool_does_what_the_signal_does(start_mock: StartMock, accou
     account.expect_nothing_left()
 
 
-def test_a_drain_that_ends_by_its_budget_cuts_explicitly_and_exits_80(start_mock: StartMock, account: Account) -> None:
-    """What is still open when the budget ends gets an error event, never a [DONE] of ours, and the status says cut."""
+def cut(start_mock: StartMock, order: Callable[[Supervisor, Client], None]) -> tuple[Supervisor, list[str]]:
+    """Give `order` while a stream without end is open, with a budget of 300 ms; return what that stream was told."""
     supervisor, client = start_mock("--max-model-len", "1m", before=("--set", "drain.budget=300ms"))
     supervisor.until(client.is_ready, within=30.0, what="ready")
     got: list[str] = []
     with client.stream(max_tokens=100_000, ignore_eos=True) as stream:
         got.append(next(stream))
-        supervisor.signal(signal.SIGTERM)
+        order(supervisor, client)
         with pytest.raises(httpx.TransportError):  # the connection is aborted after the error event
             got.extend(stream)
+    return supervisor, got
+
+
+def test_a_drain_that_ends_by_its_budget_cuts_explicitly_and_exits_80(start_mock: StartMock, account: Account) -> None:
+    """What is still open when the budget ends gets an error event, never a [DONE] of ours, and the status says cut."""
+    supervisor, got = cut(start_mock, lambda supervisor, _: supervisor.signal(signal.SIGTERM))
     assert '"code":"drain_deadline"' in got[-1].replace(" ", ""), got[-3:]
     assert supervisor.ends(within=20.0) == 80, supervisor.words()
     account.expect_nothing_left()
@@ -57,14 +64,11 @@ def test_a_drain_that_ends_by_its_budget_cuts_explicitly_and_exits_80(start_mock
 
 def test_a_restart_whose_time_ends_does_not_speak_of_a_stop(start_mock: StartMock, account: Account) -> None:
     """What an ordered restart cuts is told that the time to finish is over, and not that the server stops."""
-    supervisor, client = start_mock("--max-model-len", "1m", before=("--set", "drain.budget=300ms"))
-    supervisor.until(client.is_ready, within=30.0, what="ready")
-    got: list[str] = []
-    with client.stream(max_tokens=100_000, ignore_eos=True) as stream:
-        got.append(next(stream))
+
+    def restart(_: Supervisor, client: Client) -> None:
         assert account.tool("--name", str(client.port), "restart", "--reason", "a test").returncode == 0
-        with pytest.raises(httpx.TransportError):  # the connection is aborted after the error event
-            got.extend(stream)
+
+    _, got = cut(start_mock, restart)
     told = json.loads(got[-1].removeprefix("data: "))["error"]
     assert (told["code"], told["message"]) == ("drain_deadline", "the time to finish accepted requests is over")
 
