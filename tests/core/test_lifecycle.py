@@ -50,6 +50,7 @@ FACTS = {
     facts.EngineStopOrdered: facts.EngineStopOrdered(1030.0),
     facts.EngineKillOrdered: facts.EngineKillOrdered(),
     facts.Drained: facts.Drained(),
+    facts.CutSettled: facts.CutSettled(),
     facts.TimerFired: facts.TimerFired(Timer.GRACE),
 }
 
@@ -121,7 +122,8 @@ def test_stop_drains_then_terminates_once() -> None:
     assert kinds(given)[-1] is orders.WatchDrain
     assert life.state.phase is Phase.DRAINING
     assert kinds(life.tell(facts.Drained())) == [orders.CutInFlight, orders.WatchCut]
-    assert kinds(life.tell(facts.Drained())) == [orders.Terminate]
+    assert kinds(life.tell(facts.Drained())) == []  # told before the cut, and late: nothing has been confirmed
+    assert kinds(life.tell(facts.CutSettled())) == [orders.Terminate]
     assert orders.Document in kinds(life.tell(facts.Exited(-15), facts.SweepDone()))
     assert (life.state.node, life.state.phase) == (Node.GONE, Phase.DOCUMENTING)
     assert life.state.reading is not None
@@ -148,7 +150,7 @@ def test_the_budget_ends_a_drain_with_a_cut_before_term() -> None:
     assert life.now == 1060.0
     assert orders.CutInFlight(Cut.DRAIN_DEADLINE) in given
     assert orders.Terminate not in kinds(given)
-    assert kinds(life.tell(facts.Drained())) == [orders.Terminate]
+    assert kinds(life.tell(facts.CutSettled())) == [orders.Terminate]
 
 
 def test_each_further_stop_goes_one_rung_down() -> None:
@@ -156,7 +158,7 @@ def test_each_further_stop_goes_one_rung_down() -> None:
     life = Life().ready()
     life.tell(facts.StopRequested("pid 1"))
     assert orders.CutInFlight(Cut.DRAIN_DEADLINE) in life.tell(facts.StopRequested("pid 1"))
-    life.tell(facts.Drained())
+    life.tell(facts.CutSettled())
     assert life.timers[Timer.GRACE] == life.now + 5.0
     assert kinds(life.tell(facts.StopRequested("pid 1"))) == [orders.KillTree]
 
@@ -499,7 +501,7 @@ def test_a_stop_takes_over_from_an_ordered_restart() -> None:
     life.now += 50.0
     life.tell(facts.StopRequested("pid 1"))
     assert life.timers == {Timer.DRAIN: 1110.0}
-    life.tell(facts.Drained(), facts.Drained(), facts.Exited(0), facts.SweepDone())
+    life.tell(facts.Drained(), facts.CutSettled(), facts.Exited(0), facts.SweepDone())
     assert life.state.node is Node.GONE
 
 

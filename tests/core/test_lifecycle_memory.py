@@ -131,7 +131,7 @@ def test_a_late_word_about_an_earlier_engine_touches_no_other() -> None:
 def test_floor_in_a_stop_stays_a_stop() -> None:
     """An engine that is being stopped and crosses the floor was still stopped on request."""
     life = served()
-    life.tell(facts.StopRequested("pid 1"), facts.Drained(), facts.Drained())
+    life.tell(facts.StopRequested("pid 1"), facts.Drained(), facts.CutSettled())
     assert life.state.node is Node.TERMINATING
     life.tell(facts.MemoryFloor(1, "memory reached the floor"))
     life.tell(facts.Exited(-9), facts.SweepDone())

@@ -69,4 +69,4 @@ def test_a_cut_is_not_the_end_that_a_drain_waited_for() -> None:
     assert [one.id for one in stage.hands.cut] == ["a", "b"]
     stage.awaited = False
     stage.hands.look()
-    assert stage.told == [facts.Drained()]
+    assert stage.told == [facts.CutSettled()]

@@ -14,7 +14,8 @@ for _nodes, _fact in (
     (tuple(node for node in Node if node is not Node.EXAMINING), facts.EvidenceSaved),
     (tuple(node for node in Node if node is not Node.STARTING), facts.LoadProgressed),
     (tuple(node for node in Node if node is not Node.STARTING), facts.BecameReady),
-    (tuple(node for node in Node if node not in (Node.EMPTYING, Node.CUTTING)), facts.Drained),
+    (tuple(node for node in Node if node is not Node.EMPTYING), facts.Drained),
+    (tuple(node for node in Node if node is not Node.CUTTING), facts.CutSettled),
     # Two requests to stop may come before the front door is open.
     ((Node.GONE,), facts.Began),
     # What the drain wants of an engine that is already on its way out.

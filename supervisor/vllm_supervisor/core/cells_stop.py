@@ -107,7 +107,7 @@ def empty_over(state: State, _fact: Fact, moment: Moment, policy: Policy) -> Ste
     ]
 
 
-@on(Node.CUTTING, fact=facts.Drained, to=(Node.TERMINATING,))
+@on(Node.CUTTING, fact=facts.CutSettled, to=(Node.TERMINATING,))
 def cut_done(state: State, _fact: Fact, moment: Moment, policy: Policy) -> Step:
     """All have been told."""
     return terminate(state, kill_time(state, moment, policy))

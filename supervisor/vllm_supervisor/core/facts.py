@@ -189,7 +189,12 @@ class EngineKillOrdered:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What was watched for holds: nothing is in flight and runs on, or what was cut has ended and is accounted for."""
+    """Nothing is in flight, and no answered request runs on."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutSettled:
+    """What was cut has ended, and the engine has said all it can say of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +233,7 @@ Fact = (
     | EngineStopOrdered
     | EngineKillOrdered
     | Drained
+    | CutSettled
     | TimerFired
     | Documented
 )

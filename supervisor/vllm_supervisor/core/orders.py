@@ -75,7 +75,7 @@ class WatchDrain:
 
 @dataclass(frozen=True, slots=True)
 class WatchCut:
-    """Answer with `Drained` as soon as the cut exchanges have ended and the engine has said all it can say of them."""
+    """Answer with `CutSettled` as soon as the cut exchanges have ended and the engine has said all it can say of them."""
 
 
 @dataclass(frozen=True, slots=True)

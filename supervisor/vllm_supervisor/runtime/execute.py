@@ -48,7 +48,7 @@ class Hands:
         self._awaited = awaited
         self._leaving = leaving
         self.cut: list[CutRequest] = []  # by the end of our own drain, at most what may be in flight at once
-        self._watched: Callable[[], bool] | None = None
+        self._watched: tuple[Callable[[], bool], Fact] | None = None
         gate.on_release(lambda _request: self.look())
 
     def execute(self, order: orders.Order) -> None:
@@ -71,9 +71,9 @@ class Hands:
             case orders.CutInFlight(cut=cut):
                 self._cut(cut)
             case orders.WatchDrain():
-                self._watch(self._empty)
+                self._watch(self._empty, facts.Drained())
             case orders.WatchCut():
-                self._watch(self._accounted)
+                self._watch(self._accounted, facts.CutSettled())
             case orders.Record():
                 self._record(order)
             case orders.EnterPhase(phase=phase):
@@ -87,12 +87,15 @@ class Hands:
 
     def look(self) -> None:
         """See whether what is watched for holds by now; called whenever something ended here or in the engine."""
-        if self._watched is not None and self._watched():
+        if self._watched is None:
+            return
+        condition, fact = self._watched
+        if condition():
             self._watched = None
-            self._tell(facts.Drained())
+            self._tell(fact)
 
-    def _watch(self, condition: Callable[[], bool]) -> None:
-        self._watched = condition
+    def _watch(self, condition: Callable[[], bool], fact: Fact) -> None:
+        self._watched = condition, fact
         self.look()
 
     def _empty(self) -> bool:
