@@ -4,6 +4,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from fakes.sdk.turn_tool import FORCED, TOOL
+
 KEY = "a-secret"
 ROOT = "/root"
 
@@ -13,24 +15,11 @@ _TEXT = {**_SAME, "prompt": "Hello", "max_tokens": 8}
 _TWO = {"temperature": 1, "n": 2}  # greedy sampling has no second choice
 _RESPONSE = {"model": "tiny", "temperature": 0, "input": "Hello", "max_output_tokens": 8}
 _MESSAGE = {"model": "tiny", "temperature": 0, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "turn",
-        "strict": True,  # else the arguments may be any JSON
-        "parameters": {
-            "type": "object",
-            "properties": {"side": {"type": "string", "enum": ["left", "right"]}},
-            "required": ["side"],
-            "additionalProperties": False,
-        },
-    },
-}
 _CALL = {
     **_CHAT,
     "max_tokens": 256,
-    "tools": [_TOOL],
-    "tool_choice": {"type": "function", "function": {"name": "turn"}},
+    "tools": [TOOL],
+    "tool_choice": FORCED,
 }
 _USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 

@@ -4,24 +4,11 @@ import asyncio
 import sys
 
 import openai
+from turn_tool import FORCED, TOOL
 
 URL, KEY = sys.argv[1:3]
 HELLO = [{"role": "user", "content": "Hello"}]
 SHORT = {"model": "tiny", "max_tokens": 8}
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "turn",
-        "strict": True,  # else the arguments may be any JSON
-        "parameters": {
-            "type": "object",
-            "properties": {"side": {"type": "string", "enum": ["left", "right"]}},
-            "required": ["side"],
-            "additionalProperties": False,
-        },
-    },
-}
-FORCED = {"type": "function", "function": {"name": "turn"}}
 ARGUMENTS = ('{"side":"left"}', '{"side":"right"}')
 ENDS = ("length", "stop")
 
