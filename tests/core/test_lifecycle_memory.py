@@ -118,6 +118,30 @@ def test_the_guards_word_outweighs_what_its_kill_looked_like() -> None:
     assert life.tell(facts.MemoryFloor(1, "memory reached the floor")) == []
 
 
+def test_a_kill_faster_than_the_guards_word_is_the_guards_all_the_same() -> None:
+    """The exit may be seen first: while the rest is swept the word still names the cause, once, with its evidence."""
+    life = served()
+    life.tell(facts.Exited(-9))
+    assert life.tell(facts.MemoryFloor(1, "memory reached the floor")) == [
+        orders.SaveEvidence("memory reached the floor")
+    ]
+    assert life.tell(facts.MemoryFloor(1, "memory reached the floor")) == []
+    life.tell(facts.SweepDone())
+    assert life.state.restarts == {"out_of_memory": 1}
+    assert life.state.last_restart is not None
+    assert "memory reached the floor" in life.state.last_restart.sentence
+
+
+def test_a_stop_that_was_faster_than_the_guards_word_stays_a_stop() -> None:
+    """What we ended on request is not turned into a failure by a word that comes after its end."""
+    life = served()
+    life.tell(facts.StopRequested("pid 1"), facts.Drained(), facts.CutSettled(), facts.Exited(-9))
+    assert life.tell(facts.MemoryFloor(1, "memory reached the floor")) == []
+    life.tell(facts.SweepDone())
+    assert life.state.reading is not None
+    assert life.state.reading.clean
+
+
 def test_a_late_word_about_an_earlier_engine_touches_no_other() -> None:
     """The fact names the incarnation it killed."""
     life = served()

@@ -28,9 +28,9 @@ for _nodes, _fact in (
     # Somebody stopped us while we waited for memory.
     ((Node.GONE,), facts.MemoryBack),
     ((Node.GONE,), facts.MemoryShort),
-    # The engine ended before the guard's word of it came.
+    # The engine ended, and its end was judged, before the guard's word of it came.
     (
-        (Node.SWEEPING, Node.WAITING, Node.GATING, Node.PARKED, Node.UNKILLABLE, Node.GONE),
+        (Node.WAITING, Node.GATING, Node.PARKED, Node.UNKILLABLE, Node.GONE),
         facts.MemoryFloor,
     ),
     # After "it cannot be killed" it may still end.

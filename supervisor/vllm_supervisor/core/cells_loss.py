@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from vllm_supervisor.core import facts, orders
+from vllm_supervisor.core.ends import REQUESTED
 from vllm_supervisor.core.facts import Fact, Timer
 from vllm_supervisor.core.lifecycle import Moment, Node, Policy, State, Why
 from vllm_supervisor.core.moves import lost, terminate
@@ -66,9 +67,19 @@ def memory_floor(state: State, fact: facts.MemoryFloor, moment: Moment, policy: 
     ]
 
 
+@on(Node.SWEEPING, fact=facts.MemoryFloor)
+def memory_floor_told_late(state: State, fact: facts.MemoryFloor, _moment: Moment, _policy: Policy) -> Step:
+    """The guard's KILL may be faster than its word: the end that is being looked into was its doing all the same."""
+    ending = state.ending
+    if fact.incarnation != state.incarnation or ending is None or ending.why in (*REQUESTED, Why.MEMORY):
+        return state, []
+    ending = replace(ending, why=Why.MEMORY, why_sentence=fact.sentence, kill_sent=True)
+    return replace(state, ending=ending), [orders.SaveEvidence(fact.sentence)]
+
+
 def put_down(state: State, moment: Moment, policy: Policy, why: Why, sentence: str) -> Step:
     """KILL an engine that cannot serve any more; clients are told first."""
-    keep = state.why in (Why.STOP, Why.COMMANDED)
+    keep = state.why in REQUESTED
     state = replace(
         state,
         node=Node.KILLING,
