@@ -5,6 +5,8 @@ stands for it. What it does not answer stays unanswered; a script that returns c
 """
 
 import contextlib
+import os
+import select
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -92,6 +94,13 @@ class Call:
     async def send(self, data: bytes) -> None:
         """Send `data`."""
         await self._stream.send_all(data)
+
+    def send_now(self, data: bytes) -> None:
+        """Send `data` from a thread of the test's own; waits for room."""
+        descriptor = self._stream.socket.fileno()
+        while data:
+            select.select([], [descriptor], [])
+            data = data[os.write(descriptor, data) :]
 
     async def gone(self) -> None:
         """Wait until the front door has closed this connection."""

@@ -39,6 +39,7 @@ class Link:
         "_patient",
         "_pump",
         "_reading",
+        "_resting",
         "_tls",
         "blocked_since",
         "closed",
@@ -59,6 +60,7 @@ class Link:
         self._patient = patient
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._reading = True
+        self._resting = False
         self._mask = 0
         self.outbox = bytearray()
         self.blocked_since = 0.0
@@ -133,6 +135,17 @@ class Link:
             if self._tls and self.sock.pending():  # type: ignore[attr-defined]  # _tls says it is an SSLSocket
                 self._receive()
 
+    def rest(self) -> None:
+        """Let bytes gather for a few milliseconds before the next read. `pause` and `resume` are not touched."""
+        if not self._resting:
+            self._resting = True
+            self._watch()
+            self._pump.rest(self._rested)
+
+    def _rested(self) -> None:
+        self._resting = False
+        self._watch()
+
     def _receive(self) -> None:
         try:
             data = self.sock.recv(_READ_SIZE)
@@ -184,7 +197,7 @@ class Link:
             return
         mask = WRITABLE if self.outbox else 0
         if self._reading:
-            mask |= READABLE
+            mask |= 0 if self._resting else READABLE
         elif not self._patient and not self.ended:
             mask |= HANGUP
         if mask == self._mask:

@@ -14,6 +14,7 @@ Rules:
 from collections.abc import Callable
 
 from vllm_supervisor.adapters.http1 import Answer
+from vllm_supervisor.adapters.sockets import READ_SIZE
 from vllm_supervisor.core import replies
 from vllm_supervisor.core.admission import OpenRequest
 from vllm_supervisor.core.chunked import ChunkError
@@ -36,6 +37,9 @@ from vllm_supervisor.runtime.tunnel import Tunnel
 
 _EARLY_BYTES = 64 * 1024  # of a body, before there is a connection to send it on
 _COMMENT = ord(":")  # begins a line of an event stream that may be a comment
+_RAPID_S = 0.001  # between two reads of a stream: no engine makes a thousand single tokens a second
+_RAPID_READS = 16  # in a row, which is more than the end of a stream has
+_RAPID_AGAIN = 2  # after a rest
 _LAST_CHUNK = b"0\r\n"  # before the trailer section and an empty line
 
 
@@ -57,6 +61,8 @@ class Relay:
     _tunnel: Tunnel | None = None
     _good = False  # the answer's status is a success
     _deadline = 0.0
+    _read_at = 0.0  # the last event of a stream
+    _rapid = 0  # events of a stream that came close behind the one before
 
     def __init__(
         self,
@@ -202,15 +208,22 @@ class Relay:
         if size < 4 or answer.complete or body[0] == _COMMENT:
             self._pass_on(b"", body)
             return
-        self._request.last_byte_at = self._pump.now
+        now = self._pump.now
+        self._rapid = self._rapid + 1 if now - self._read_at < _RAPID_S else 0
+        self._read_at = self._request.last_byte_at = now
         self.bytes_out += size
         self._tail = body[-4:]
         client.write(b"%x\r\n%b\r\n" % (size, body))
         if self.judge is not None:
             self.judge.feed(body)
-        if client.outbox and self._engine is not None:
+        if self._engine is None:
+            return
+        if client.outbox:
             self._engine.pause()
             self._take_turns()
+        elif self._rapid >= _RAPID_READS and len(data) < READ_SIZE:
+            self._rapid = _RAPID_READS - _RAPID_AGAIN
+            self._engine.rest()
 
     def _start_answer(self) -> bytes:
         """Return the head for the client once the engine's is complete; before that, interim heads or nothing."""

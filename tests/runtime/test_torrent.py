@@ -1,0 +1,209 @@
+"""A stream that comes in a torrent is read less often and loses nothing; any other is read at once."""
+
+import re
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+import trio
+import trio.testing
+
+from fakes.door import Client, in_trio, open_door
+from fakes.raw_engine import LAST_CHUNK, STREAM_HEAD, Call, event, token
+from vllm_supervisor.runtime.link import Link
+from vllm_supervisor.runtime.pump import REST_S, Pump
+
+MANY = 50_000  # events: so many are never needed
+FEW = 100
+
+
+class Rig:
+    """One link in a pump of its own; `peer` is the other end."""
+
+    def __init__(self) -> None:
+        self.pump = Pump(now=trio.current_time, on_fault=lambda fault: pytest.fail(str(fault)))
+        sock, self.peer = socket.socketpair()
+        sock.setblocking(False)
+        self.link = Link(self.pump, sock, patient=True)
+        self.told: list[tuple[float, object]] = []
+        self.link.on_bytes = self.note
+        self.link.on_gone = self.note
+
+    def note(self, what: object) -> None:
+        self.told.append((trio.current_time(), what))
+
+    def close(self) -> None:
+        self.link.close()
+        self.peer.close()
+        self.pump.close()
+
+
+@pytest.fixture
+def in_rig() -> Iterator[Callable[..., None]]:
+    """Run an async test with a rig whose pump runs, on a clock that stands still while anybody has something to do."""
+
+    def run(test: Callable[[Rig], object]) -> None:
+        async def main() -> None:
+            rig = Rig()
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(rig.pump.run)
+                    await test(rig)
+                    nursery.cancel_scope.cancel()
+            finally:
+                rig.close()
+
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.02))
+
+    yield run
+
+
+def test_bytes_gather_while_a_link_rests(in_rig):
+    """What comes during a rest is read at its end, in one piece."""
+
+    async def test(rig: Rig) -> None:
+        began = trio.current_time()
+        rig.link.rest()
+        rig.peer.send(b"one ")
+        await trio.sleep(REST_S / 3)
+        rig.peer.send(b"two")
+        await trio.sleep(REST_S)
+        assert [what for _, what in rig.told] == [b"one two"]
+        assert rig.told[0][0] == pytest.approx(began + REST_S)
+
+    in_rig(test)
+
+
+def test_all_that_rest_are_woken_together(in_rig):
+    """One wake-up serves every link that rests, also one that came later."""
+
+    async def test(rig: Rig) -> None:
+        woken: list[float] = []
+        rig.pump.rest(lambda: woken.append(trio.current_time()))
+        await trio.sleep(REST_S / 2)
+        rig.pump.rest(lambda: woken.append(trio.current_time()))
+        await trio.sleep(REST_S)
+        assert len(woken) == 2
+        assert len(set(woken)) == 1
+
+    in_rig(test)
+
+
+def test_a_rest_ends_no_pause(in_rig):
+    """Who paused a link before its rest was over still has it paused afterwards."""
+
+    async def test(rig: Rig) -> None:
+        rig.link.rest()
+        rig.link.pause()
+        rig.peer.send(b"one")
+        await trio.sleep(REST_S * 3)
+        assert not rig.told
+        rig.link.resume()
+        await trio.sleep(REST_S)
+        assert [what for _, what in rig.told] == [b"one"]
+
+    in_rig(test)
+
+
+def test_the_end_during_a_rest_is_told_after_the_bytes(in_rig):
+    """A peer that sends and closes meanwhile loses nothing."""
+
+    async def test(rig: Rig) -> None:
+        rig.link.rest()
+        rig.peer.send(b"last")
+        rig.peer.close()
+        await trio.sleep(REST_S * 2)
+        assert [what for _, what in rig.told] == [b"last", True]
+
+    in_rig(test)
+
+
+def test_a_link_that_is_closed_while_it_rests_stays_closed(in_rig):
+    """Nothing is told of it afterwards, and its descriptor may be somebody else's."""
+
+    async def test(rig: Rig) -> None:
+        rig.link.rest()
+        rig.peer.send(b"late")
+        rig.link.close()
+        await trio.sleep(REST_S * 2)
+        assert not rig.told
+
+    in_rig(test)
+
+
+def line(number: int) -> bytes:
+    """Build one event's payload."""
+    return b'{"n":%d,"choices":[{"index":0,"text":"a","finish_reason":null}]}' % number
+
+
+def numbers(stream: bytes) -> list[int]:
+    """List the numbers of the events in a stream, as they came."""
+    return [int(number) for number in re.findall(rb'"n":(\d+)', stream)]
+
+
+async def stream_through(produce: Callable[[Call], Awaitable[int]]) -> None:
+    """Pass the events that `produce` sends; it returns how many there were. Each must arrive, in order."""
+    sent = 0
+
+    async def script(call: Call) -> None:
+        nonlocal sent
+        await call.request()
+        await call.send(STREAM_HEAD)
+        sent = await produce(call)
+        await call.send(token(finish=b'"stop"') + event(b"[DONE]") + LAST_CHUNK)
+        await call.gone()
+
+    async with open_door(script) as door:
+        client: Client = await door.client()
+        await client.post(b"/v1/completions", b'{"stream":true}')
+        assert numbers(await client.until(b"0\r\n\r\n")) == list(range(sent))
+        await door.idle()
+        assert [outcome.outcome for outcome in door.journal.outcomes] == ["completed"]
+
+
+@pytest.fixture
+def rests(monkeypatch) -> list[Link]:
+    """Every link that was told to rest."""
+    told: list[Link] = []
+    rest = Link.rest
+
+    def noted(link: Link) -> None:
+        told.append(link)
+        rest(link)
+
+    monkeypatch.setattr(Link, "rest", noted)
+    return told
+
+
+@in_trio
+async def test_a_torrent_rests_and_arrives_whole(rests):
+    """Event upon event with hardly a pause: after a while they are gathered, and each arrives, in order."""
+
+    async def produce(call: Call) -> int:
+        def torrent() -> int:
+            for number in range(MANY):
+                if len(rests) >= 3:
+                    return number
+                call.send_now(event(line(number)))
+                time.sleep(0.0001)
+            return MANY
+
+        return await trio.to_thread.run_sync(torrent)
+
+    await stream_through(produce)
+    assert len(rests) >= 3
+
+
+@in_trio
+async def test_tokens_of_an_engine_never_wait(rests):
+    """Events 2 ms apart, 500 tokens a second for one stream, are passed on at once, every one."""
+
+    async def produce(call: Call) -> int:
+        for number in range(FEW):
+            await call.send(event(line(number)))
+            await trio.sleep(0.002)
+        return FEW
+
+    await stream_through(produce)
+    assert not rests
