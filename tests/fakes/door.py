@@ -52,6 +52,12 @@ class FakeJournal:
     hold: trio.Event | None = None
     fails: bool = False  # as with ledger.required and a full disk
 
+    def begin_turn(self) -> None:
+        """Write as always."""
+
+    def end_turn(self) -> None:
+        """Nothing has waited."""
+
     def accepted_now(self, request: OpenRequest) -> bool:
         """Note the id at once, unless acceptances are held or fail."""
         now = self.hold is None and not self.fails

@@ -16,8 +16,8 @@ def test_a_line_written_now_is_in_the_file(tmp_path: Path) -> None:
 
     async def body(writer: LedgerWriter) -> None:
         await writer.append_and_wait(line(0), "")
-        assert writer.append_now(line(1), opens="r-1")
-        assert writer.append_now(line(2) + line(3), lines=2, settles="r-1")
+        assert writer.append_now(line(1), "r-1")
+        writer.append(line(2) + line(3), lines=2, settles="r-1")
         assert numbers(tmp_path) == [0, 1, 2, 3]
         assert writer.health().written == 4
 
@@ -32,7 +32,7 @@ def test_nothing_is_written_now_before_what_waits(tmp_path: Path) -> None:
         await writer.append_and_wait(line(0), "")
         ops.fail("write", errno.ENOSPC)
         writer.append(line(1))  # the loop's try fails, the thread's succeeds
-        assert not writer.append_now(line(2), opens="r-2")
+        assert not writer.append_now(line(2), "r-2")
         await writer.append_and_wait(line(2), "r-2")
 
     run_writer(tmp_path, body, ops=ops)
@@ -42,7 +42,7 @@ def test_nothing_is_written_now_before_what_waits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("removed", ["file", "directory"])
 def test_a_removed_file_is_left_to_the_thread(tmp_path: Path, removed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop looks whether its file is still there; if not, the thread makes a new one."""
-    monkeypatch.setattr("vllm_supervisor.runtime.ledger_writer.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("vllm_supervisor.runtime.ledger_quick.LOOK_EVERY_S", 0.0)
     directory = tmp_path / "l"
 
     async def body(writer: LedgerWriter) -> None:
@@ -51,7 +51,7 @@ def test_a_removed_file_is_left_to_the_thread(tmp_path: Path, removed: str, monk
             path.unlink()
         if removed == "directory":
             directory.rmdir()
-        assert not writer.append_now(line(1), opens="r-1")
+        assert not writer.append_now(line(1), "r-1")
         await writer.append_and_wait(line(1), "r-1")
         assert numbers(directory)[-2:] == [1, "gap"]
 
@@ -67,7 +67,7 @@ def test_a_hanging_sync_takes_the_loop_off_the_file(tmp_path: Path) -> None:
         ops.gate.clear()
         await writer.append_and_wait(line(0), "")
         assert await trio.to_thread.run_sync(ops.hung.wait, LIMIT_S)
-        assert not writer.append_now(line(1), opens="r-1")
+        assert not writer.append_now(line(1), "r-1")
         await writer.append_and_wait(line(1), "r-1")
         ops.gate.set()
 
@@ -80,7 +80,7 @@ def test_always_leaves_every_line_to_the_thread(tmp_path: Path) -> None:
 
     async def body(writer: LedgerWriter) -> None:
         await writer.append_and_wait(line(0), "")
-        assert not writer.append_now(line(1), opens="r-1")
+        assert not writer.append_now(line(1), "r-1")
 
     run_writer(tmp_path, body, policy=LedgerPolicy(sync="always"))
 
@@ -90,7 +90,7 @@ def test_a_full_segment_is_left_to_the_thread(tmp_path: Path) -> None:
 
     async def body(writer: LedgerWriter) -> None:
         await writer.append_and_wait(line(0), "")
-        written = sum(writer.append_now(line(number)) for number in range(1, 100))
+        written = sum(writer.append_now(line(number), "") for number in range(1, 100))
         assert 0 < written < 99
         assert writer.health().segment == 1
         await writer.append_and_wait(line(100), "")

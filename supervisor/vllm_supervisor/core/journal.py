@@ -45,6 +45,12 @@ class RequestCounts:
 class Journal(Protocol):
     """Both ledgers as the front door sees them."""
 
+    def begin_turn(self) -> None:
+        """Say that several calls follow that wait for nothing: what they write may be written together."""
+
+    def end_turn(self) -> None:
+        """Say that the turn is over: what is left is written now."""
+
     def accepted_now(self, request: OpenRequest) -> bool:
         """Write the acceptance if that takes no waiting; False: nothing was done, so await `accepted`."""
 

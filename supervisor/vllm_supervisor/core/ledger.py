@@ -76,8 +76,25 @@ class Lines:
         self._second = -1
         self._prefix = ""
         self._at = ""
+        self._shared: str | None = None  # within a turn its stamp, once there is one
+
+    def begin_turn(self) -> None:
+        """Give all lines from now on, until `end_turn`, one stamp, that of the first."""
+        self._shared = ""
+
+    def end_turn(self) -> None:
+        """Give every line its own stamp."""
+        self._shared = None
 
     def _stamp(self) -> str:
+        if self._shared:
+            return self._shared
+        stamp = self._fresh_stamp()
+        if self._shared is not None:
+            self._shared = stamp
+        return stamp
+
+    def _fresh_stamp(self) -> str:
         millisecond = int(self._clock.wall() * 1000)
         if millisecond != self._millisecond:  # at full load many lines fall into one
             self._millisecond = millisecond

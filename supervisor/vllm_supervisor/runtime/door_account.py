@@ -33,6 +33,8 @@ class DoorAccount:
         self._late = late
         self._lost: deque[float] = deque(maxlen=LOST_KEPT)
         self._ledger_failed = ledger_failed
+        # Nothing is counted at these, so they are the ledgers' own.
+        self.begin_turn, self.end_turn, self.accepted_now = journal.begin_turn, journal.end_turn, journal.accepted_now
         self.begin()
 
     def begin(self) -> None:
@@ -43,10 +45,6 @@ class DoorAccount:
         self._success_at: float | None = None
 
     # -- core.journal.Journal ----------------------------------------------------------------------------------------
-
-    def accepted_now(self, request: OpenRequest) -> bool:
-        """Pass on."""
-        return self._journal.accepted_now(request)
 
     async def accepted(self, request: OpenRequest) -> bool:
         """Pass on, and say at once that the ledger fails."""

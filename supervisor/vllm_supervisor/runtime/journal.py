@@ -91,10 +91,20 @@ class LedgerJournal:
 
     # -- what the front door says (core.journal.Journal) -------------------------------------------------------
 
+    def begin_turn(self) -> None:
+        """Give the lines of a turn one stamp and, but for acceptances, one write."""
+        self._lines.begin_turn()
+        self._writer.begin_turn()
+
+    def end_turn(self) -> None:
+        """Write what the turn has left."""
+        self._lines.end_turn()
+        self._writer.end_turn()
+
     def accepted_now(self, request: OpenRequest) -> bool:
         """Write the acceptance if the writer can do so at once."""
         line = self._lines.accepted(self.inc, request.id, request.request_class)
-        if not self._writer.append_now(line, opens=request.id):
+        if not self._writer.append_now(line, request.id):
             return False
         self._enter(request)
         return True

@@ -1,9 +1,11 @@
 """Writes the ledger, so that a slow disk never stalls the loop: the usual line at once, all others in a thread.
 
 Rules:
-* The loop itself writes (`append_now`) while nothing waits, nothing failed, no sync is under way (a disk that hangs
-  shows there first) and writing has been quick: an append to the page cache takes microseconds, a thread's turn ten
-  times that. Else the writer's thread takes all that waits in one write(2), and only an acceptance waits for it.
+* The loop itself writes while nothing waits, nothing failed and the disk is quick (`ledger_quick`): an append to the
+  page cache takes microseconds, a thread's turn ten times that. Else the writer's thread takes all that waits in one
+  write(2), and only an acceptance waits for it.
+* Within a turn of the pump only acceptances are written at once, and what was appended before goes with them; the rest
+  follows at the end of the turn, two milliseconds later at most. The order of lines is that of the calls.
 * `sync`: "always" waits for fsync as well; "interval" syncs from a second thread, so nobody waits; "off" leaves it to
   the kernel. A written line survives our death by SIGKILL; only a synced one survives power loss.
 * Loop and threads share a queue, bounded in bytes, and a few numbers under one lock that is never held during I/O. The
@@ -23,17 +25,16 @@ from contextlib import suppress
 import trio
 
 from vllm_supervisor.adapters.ledger_file import LedgerFile
-from vllm_supervisor.core.disk_trust import QUICK_S, DiskTrust
 from vllm_supervisor.core.errors import SetupError
 from vllm_supervisor.core.ledger import LedgerHealth, LedgerPolicy
 from vllm_supervisor.runtime.ledger_queue import Batch, Waiting
+from vllm_supervisor.runtime.ledger_quick import QuickWay
 from vllm_supervisor.runtime.ledger_sync import LedgerSync
 
 QUEUE_LIMIT = 16 * 1024 * 1024  # bytes that may wait; more means the disk has been stuck for long
 ACCEPT_LIMIT_S = 5.0  # the longest a request waits for its line while the disk hangs
 RETRIES_S = (0.02, 0.1, 0.3)  # pauses before each further try
 PRUNE_EVERY_S = 3600.0
-LOOK_EVERY_S = 0.1  # how often the loop looks whether its file was removed
 
 
 class LedgerWriter:
@@ -58,6 +59,7 @@ class LedgerWriter:
         self._more = threading.Condition(lock)  # the writer waits for lines
         self._lock = lock
         self._sync = LedgerSync(file, lock, policy.interval_s, monotonic)
+        self._quick = QuickWay(file, self._sync, monotonic)
         self._by_interval = policy.sync == "interval"
         self._threads: list[threading.Thread] = []
         self._token: trio.lowlevel.TrioToken | None = None
@@ -73,10 +75,11 @@ class LedgerWriter:
         self._segment = 0
         self._error = ""
         self._write_failed: float | None = None
-        self._trust = DiskTrust()
-        self._look_at = 0.0
         self._always = policy.sync == "always"
         self._calm = not self._always  # nothing is in the thread's hands, waits for it, or failed there
+        # the loop's own
+        self._gathered: list[tuple[bytes, int, str]] = []  # data, its lines, the id whose account they close
+        self._in_turn = False
         # the writer's own
         self._gap_told = 0
         self._segment_lines = 0
@@ -100,42 +103,52 @@ class LedgerWriter:
         for thread in self._threads:
             thread.start()
 
+    def begin_turn(self) -> None:
+        """From now on what is appended waits for an acceptance, or for `end_turn`."""
+        self._in_turn = True
+
+    def end_turn(self) -> None:
+        """Write what has gathered."""
+        self._in_turn = False
+        if self._gathered:
+            self._write_gathered()
+
     def append(self, data: bytes, *, lines: int = 1, settles: str = "") -> None:
         """Write `lines` lines, or hand them over. `settles` names the id whose account the last one closes."""
-        if self.append_now(data, lines=lines, settles=settles):
-            return
-        with self._lock:
-            for position, line in enumerate(data.splitlines(keepends=True), 1):
-                self._enqueue(line, settles if position == lines else "", opens=False)
+        self._gathered.append((data, lines, settles))
+        if not self._in_turn:
+            self._write_gathered()
 
-    def append_now(self, data: bytes, *, lines: int = 1, opens: str = "", settles: str = "") -> bool:
-        """Write lines at once if that is surely quick; False: nothing was done."""
-        file, sync = self._file, self._sync
-        began = self._monotonic()
-        if not self._calm or sync.under_way or sync.failed_since is not None or not self._trust.holds(began):
+    def append_now(self, line: bytes, opens: str) -> bool:
+        """Write an acceptance, after all that was appended before, if that is surely quick; False: it is not written."""
+        return self._write_gathered(line, opens)
+
+    def _write_gathered(self, line: bytes = b"", opens: str = "") -> bool:
+        gathered, self._gathered = self._gathered, []
+        lines = 1 if line else 0
+        if gathered:
+            line = b"".join([data for data, _, _ in gathered]) + line
+            lines += sum([count for _, count, _ in gathered])
+        if not self._calm or not self._quick.write(line):
+            self._hand_over(gathered)
             return False
-        try:
-            if began >= self._look_at:
-                self._look_at = began + LOOK_EVERY_S
-                if not file.there():
-                    return False
-            if not file.put_now(data):
-                return False
-        except OSError:
-            return False  # the writer's thread meets the same fault, and knows what to do
-        ended = self._monotonic()
-        if ended - began > QUICK_S:
-            self._trust.took(began, ended)
         self._segment_lines += lines
         with self._lock:
+            for _, _, settled in gathered:
+                if settled:
+                    self._homes.pop(settled, None)
             if opens:
                 self._homes[opens] = self._segment
-            elif settles:
-                self._homes.pop(settles, None)
             self._written += lines
             if self._by_interval:
-                sync.wrote(lines)
+                self._sync.wrote(lines)
         return True
+
+    def _hand_over(self, gathered: list[tuple[bytes, int, str]]) -> None:
+        with self._lock:
+            for data, lines, settles in gathered:
+                for position, line in enumerate(data.splitlines(keepends=True), 1):
+                    self._enqueue(line, settles if position == lines else "", opens=False)
 
     async def append_and_wait(self, line: bytes, opens: str, *, required: bool = False) -> bool:
         """Hand over the line that opens an account; return whether it is in the file, once that is known or overdue.

@@ -39,15 +39,26 @@ _TURN_S = 0.002
 REST_S = 0.003  # at 200 MB/s in 32 streams, about what one read takes of each
 
 
+def _nothing() -> None: ...
+
+
 class Pump:
     """See the module's contract."""
 
-    def __init__(self, *, now: Callable[[], float], on_fault: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        *,
+        now: Callable[[], float],
+        on_fault: Callable[[Exception], None],
+        begin_turn: Callable[[], None] = _nothing,
+        end_turn: Callable[[], None] = _nothing,
+    ) -> None:
         """`now` is the monotonic clock, read once a batch into the attribute `now`."""
         self._epoll = select.epoll()
         self._handlers: dict[int, Handler] = {}
         self._clock = now
         self.on_fault = on_fault
+        self._begin_turn, self._end_turn = begin_turn, end_turn
         self.now = now()
         self.at_work = 0  # tasks of the front door that wait for something else than the pump
         self.hurry = False  # a task was woken: it is its turn
@@ -110,10 +121,14 @@ class Pump:
 
     def _serve(self, events: list[tuple[int, int]]) -> None:
         handlers = self._handlers
-        for descriptor, mask in events:
-            handler = handlers.get(descriptor)
-            if handler is not None:  # else closed by an earlier handler of this batch
-                handler(mask)
+        self._begin_turn()
+        try:
+            for descriptor, mask in events:
+                handler = handlers.get(descriptor)
+                if handler is not None:  # else closed by an earlier handler of this batch
+                    handler(mask)
+        finally:
+            self._end_turn()
 
 
 class Parking:
