@@ -108,16 +108,19 @@ class AnswerHeads:
         """Begin empty."""
         self._known: _Known[AnswerHead] = _Known()
 
-    def of_whole(self, raw: bytes, body_bytes: int) -> AnswerHead | None:
-        """Return what `raw` means if its shape is known, and it announces just the body that came with it."""
-        shape, digits = head_shape(raw)
+    def whole(self, data: bytes) -> tuple[AnswerHead, bytes] | None:
+        """Return head and body if `data` is a whole answer with a known head, which needs no parser; else None."""
+        end = data.find(_END_OF_HEAD) + len(_END_OF_HEAD)
+        if end < len(_END_OF_HEAD):
+            return None
+        shape, digits = head_shape(data[:end])
         head = self._known.get(shape)
         if head is None or head.length is None:
             return None
         length = digits or head.length
-        if int(length) != body_bytes:
+        if int(length) != len(data) - end:
             return None
-        return head if length == head.length else head._replace(length=length)
+        return head if length == head.length else head._replace(length=length), data[end:]
 
     def keep(self, raw: bytes, head: AnswerHead) -> None:
         """Remember the head of an answer, if its end is plain and tells the length of the body."""
@@ -195,9 +198,7 @@ class Answer:
             if self.complete:
                 self.surplus = True
                 return b""
-            if self._heads is not None and (body := self._whole(data, self._heads)) is not None:
-                return body
-            parser = self._begin()
+            parser = self._begin(data)
         try:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -224,26 +225,15 @@ class Answer:
             return b""
         return body
 
-    def _begin(self) -> Any:
+    def _begin(self, data: bytes) -> Any:
+        end = data.find(_END_OF_HEAD) + len(_END_OF_HEAD)
+        if end >= len(_END_OF_HEAD):
+            self._opening = data[:end]
         self._fields = []
         self._pieces = []
         self.on_body = self._pieces.append  # called by the parser without a Python frame
         parser = self._parser = httptools.HttpResponseParser(self)
         return parser
-
-    def _whole(self, data: bytes, heads: AnswerHeads) -> bytes | None:
-        """Return the body of a whole answer with a known head, which needs no parser; None if it is not one."""
-        end = data.find(_END_OF_HEAD) + len(_END_OF_HEAD)
-        if end < len(_END_OF_HEAD):
-            return None
-        opening = data[:end]
-        head = heads.of_whole(opening, len(data) - end)
-        if head is None:
-            self._opening = opening
-            return None
-        self.head = head
-        self.complete = True
-        return data[end:]
 
     def close(self) -> None:
         """Let go of the parser."""

@@ -61,9 +61,7 @@ class FrontDoor:
         self._tls = tls
         self._closing = False
         self._probe_hint_given = False
-        self._pump = Pump(
-            now=now, on_fault=self._fault, begin_turn=journal.begin_turn, end_turn=journal.end_turn
-        )
+        self._pump = Pump(now=now, on_fault=self._fault, begin_turn=journal.begin_turn, end_turn=journal.end_turn)
         self._now = now
         self._connections: set[Connection] = set()
         self._links = EngineLinks(self._pump, engine, now)

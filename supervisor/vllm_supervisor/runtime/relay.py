@@ -22,6 +22,7 @@ from vllm_supervisor.core.completion import Judge, judge_for
 from vllm_supervisor.core.ending import MEANINGS, Ending
 from vllm_supervisor.core.event_lines import only_comments
 from vllm_supervisor.core.http_semantics import (
+    AnswerHead,
     BadAnswerError,
     Framing,
     RequestHead,
@@ -56,6 +57,10 @@ class Relay:
     status: int | None = None  # of the head that went to the client
     bytes_out = 0
     _engine: EngineLink | None = None
+    _answer: Answer | None = None  # the parser of an answer that did not come whole at once
+    _answer_head: AnswerHead | None = None
+    _complete = False  # the engine's answer is
+    _surplus = False  # bytes came after its end
     _chunked_out = False
     _tail = b""  # the last bytes of the answer's body: is the client between two events?
     _tunnel: Tunnel | None = None
@@ -81,10 +86,8 @@ class Relay:
         self._client = client
         self._request = request
         self._settings = settings
-        self._max_head = settings.max_head
         self._ledgered = ledgered
         self._over = over
-        self._answer = Answer(to_head=head.method == b"HEAD", heads=desk.heads)
         self.upload = Upload(head.length, max_body=settings.max_body, max_trailer=settings.max_head)
         self._uploaded_at = desk.pump.now
         self._first = b""
@@ -115,18 +118,19 @@ class Relay:
             return False
         self._first = b""
         self._engine = engine
-        engine.on_bytes = self._from_engine
+        engine.on_bytes = self._first_from_engine
         engine.on_gone = self._engine_gone
         engine.on_drained = self._engine_drained
-        request = self._request
-        request.sent_at = self._pump.now
+        request, upload = self._request, self.upload
+        request.sent_at = now = self._pump.now
         request.engine_id = request.id if self.head.request_id is None else self.head.request_id.decode("latin-1")
         self.sent_any = True
-        if engine.outbox or self.upload.rest:
+        if engine.outbox or upload.rest:
             self._client.pause()
         else:
             self._client.resume()
-        self._take_turns()
+        if upload.complete or engine.outbox:
+            request.engine_since = now
         return True
 
     # -- client to engine --------------------------------------------------------------------------------------
@@ -164,18 +168,49 @@ class Relay:
 
     # -- engine to client --------------------------------------------------------------------------------------
 
+    def _first_from_engine(self, data: bytes) -> None:
+        """Take the beginning of the answer, which usually is all of it, with a head that was seen before."""
+        engine, client = self._engine, self._client
+        if engine is None:
+            return
+        to_head = self.head.method == b"HEAD"
+        whole = None if to_head else self._desk.heads.whole(data)
+        if whole is None:
+            self._answer = Answer(to_head=to_head, heads=self._desk.heads)
+            engine.on_bytes = self._from_engine
+            self._from_engine(data)
+            return
+        engine.on_bytes = self._beyond_the_end
+        head, body = whole
+        self._complete = True
+        out = self._start_answer(head)
+        if body:
+            self.bytes_out = len(body)
+            if self._good:
+                self._request.last_byte_at = self._pump.now
+        client.write(out + body)
+        if self.judge is not None:
+            self.judge.feed(body)
+        self._answer_complete()
+
+    def _beyond_the_end(self, _data: bytes) -> None:
+        self._surplus = True
+
     def _from_engine(self, data: bytes) -> None:
+        answer = self._answer
+        if answer is None:
+            return
         try:
-            body = self._answer.feed(data, self._max_head)
-            out = self._start_answer() if self.status is None else b""
+            body = answer.feed(data, self._settings.max_head)
+            out = self._open_answer(answer) if self.status is None else b""
         except BadAnswerError:
             self.end(Ending.ENGINE_FAILED)
             return
-        self._pass_on(out, body)
+        self._pass_on(answer, out, body)
 
-    def _pass_on(self, out: bytes, body: bytes) -> None:
+    def _pass_on(self, answer: Answer, out: bytes, body: bytes) -> None:
         """Send `out` and what `body` makes, in one piece."""
-        answer, client = self._answer, self._client
+        client = self._client
         if body:
             request, size = self._request, len(body)
             if self._good and not (request.stream and only_comments(body)):
@@ -190,7 +225,9 @@ class Relay:
             client.write(out)
         if body and self.judge is not None:
             self.judge.feed(body)
+        self._surplus = answer.surplus
         if answer.complete:
+            self._complete = True
             self._answer_complete()
         elif client.outbox and self._engine is not None:
             self._engine.pause()
@@ -199,14 +236,16 @@ class Relay:
     def _more_events(self, data: bytes) -> None:
         """Do the same with what follows the head of a good event stream: by far the most frequent case."""
         answer, client = self._answer, self._client
+        if answer is None:
+            return
         try:
-            body = answer.feed(data, self._max_head)
+            body = answer.feed(data, self._settings.max_head)
         except BadAnswerError:
             self.end(Ending.ENGINE_FAILED)
             return
         size = len(body)
         if size < 4 or answer.complete or body[0] == _COMMENT:
-            self._pass_on(b"", body)
+            self._pass_on(answer, b"", body)
             return
         now = self._pump.now
         self._rapid = self._rapid + 1 if now - self._read_at < _RAPID_S else 0
@@ -225,54 +264,55 @@ class Relay:
             self._rapid = _RAPID_READS - _RAPID_AGAIN
             self._engine.rest()
 
-    def _start_answer(self) -> bytes:
+    def _open_answer(self, answer: Answer) -> bytes:
         """Return the head for the client once the engine's is complete; before that, interim heads or nothing."""
-        answer = self._answer
         out = b""
         for interim in answer.interim:
             if interim.status != 100 and not self.head.old:
                 out += client_head(interim, old=False, close=False, ledger_id=None)
         answer.interim = ()
-        head = answer.head
-        if head is None:
+        if answer.head is None:
             return out
-        if head.switches and not self.head.upgrade:
+        if answer.head.switches and not self.head.upgrade:
             raise BadAnswerError("an upgrade nobody asked for")
+        return out + self._start_answer(answer.head)
+
+    def _start_answer(self, head: AnswerHead) -> bytes:
+        """Return the head for the client, and note what it means for the rest."""
         request = self._request
         request.first_byte_at = self._pump.now
-        request.stream = head.event_stream
+        stream = request.stream = head.event_stream
         # A body that is still coming leaves no way to find the next request: the connection ends with this answer.
         self.keep = self.head.keep_alive and self.upload.complete and not self._desk.closing()
-        old = self.head.old
-        open_ended = head.open_ended
-        self._chunked_out = open_ended and not old
-        self.must_reset = open_ended and old
-        self.status = head.status
-        self._good = head.status < 300
-        if self._good and head.event_stream and self._chunked_out and self._engine is not None:
-            self._engine.on_bytes = self._more_events
+        old, status = self.head.old, head.status
+        self._answer_head = head
+        self.status = status
+        self._good = status < 300
+        if head.open_ended:
+            self._chunked_out = not old
+            self.must_reset = old
+            if stream and self._good and not old and self._engine is not None:
+                self._engine.on_bytes = self._more_events
         ledger_id = None
         if self._ledgered:
             ledger_id = request.id.encode()
-            self.judge = judge_for(
-                request.request_class, head.status, event_stream=head.event_stream, choices=self.choices
-            )
-        return out + client_head(head, old=old, close=not self.keep, ledger_id=ledger_id)
+            self.judge = judge_for(request.request_class, status, event_stream=stream, choices=self.choices)
+        return client_head(head, old=old, close=not self.keep, ledger_id=ledger_id)
 
     def _answer_complete(self) -> None:
-        head, engine = self._answer.head, self._engine
-        if head is not None and head.switches and engine is not None:
+        answer, engine = self._answer, self._engine
+        if answer is not None and answer.head is not None and answer.head.switches and engine is not None:
             self.keep = False
             self._tunnel = Tunnel(self._client, engine, end=self.end, passed=self._passed)
             early, self.upload.rest = self.upload.rest, b""
-            self._tunnel.begin(to_engine=early, to_client=self._answer.tunnelled)
+            self._tunnel.begin(to_engine=early, to_client=answer.tunnelled)
         elif not self._client.outbox:
             self.end(Ending.ANSWERED)
         else:
             self._take_turns()
 
     def _client_drained(self) -> None:
-        if self._answer.complete:
+        if self._complete:
             self.end(Ending.ANSWERED)
         elif self._engine is not None:
             self._engine.resume()
@@ -285,16 +325,15 @@ class Relay:
         """Note whose move is the next."""
         engine, request = self._engine, self._request
         waits = engine is not None and (self.upload.complete or bool(engine.outbox))
-        if not waits or self._answer.complete or self._client.outbox:
+        if not waits or self._complete or self._client.outbox:
             request.engine_since = None
         elif request.engine_since is None:
             request.engine_since = self._pump.now
 
     def _engine_gone(self, clean: bool) -> None:
-        answer = self._answer
-        if not answer.complete:
-            if clean and answer.head is not None and answer.head.framing is Framing.CLOSE:
-                answer.complete = True
+        if not self._complete:
+            if clean and self._answer_head is not None and self._answer_head.framing is Framing.CLOSE:
+                self._complete = True
                 if self._chunked_out:
                     self._client.write(_LAST_CHUNK + b"\r\n")
                 self._answer_complete()
@@ -306,7 +345,7 @@ class Relay:
     @property
     def answered(self) -> bool:
         """Whether the engine's answer came whole, whatever became of it on the client's side."""
-        return self._answer.complete and self._tunnel is None
+        return self._complete and self._tunnel is None
 
     def end(self, ending: Ending) -> bool:
         """End now, unless it has ended already (False). What the client is told depends on how far its answer had come."""
@@ -316,15 +355,15 @@ class Relay:
         engine, self._engine = self._engine, None
         if ending is not Ending.ANSWERED:
             self._break_off(ending)
-        answer = self._answer
         if engine is not None:
-            head = answer.head
-            clean = ending is Ending.ANSWERED and self.upload.complete and not answer.surplus
+            head = self._answer_head
+            clean = ending is Ending.ANSWERED and self.upload.complete and not self._surplus
             if clean and head is not None and head.keep_alive and not head.switches:
                 self._desk.links.give_back(engine)
             else:
                 engine.close()
-        answer.close()
+        if self._answer is not None:
+            self._answer.close()
         self._over()
         return True
 
@@ -339,7 +378,7 @@ class Relay:
             self._client.write(
                 replies.failure(meaning.status, meaning.why, meaning.message, head_only=self.head.method == b"HEAD")
             )
-        elif self._request.stream and not self._answer.complete:
+        elif self._request.stream and not self._complete:
             event = replies.error_event(self._request.request_class, meaning.why, meaning.message, after=self._tail)
             self._client.write(b"%x\r\n%b\r\n" % (len(event), event) if self._chunked_out else event)
 
