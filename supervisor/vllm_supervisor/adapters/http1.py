@@ -92,7 +92,7 @@ class RequestHeads:
             if length == head.length:
                 return head
             if length <= self._max_body:
-                return head._replace(length=length)
+                return head.with_length(length)
         if not well_formed(raw):
             return BadRequest(400, "the request head is not valid HTTP/1.1")
         read = parse_request(raw, max_body=self._max_body)
@@ -120,7 +120,9 @@ class AnswerHeads:
         length = digits or head.length
         if int(length) != len(data) - end:
             return None
-        return head if length == head.length else head._replace(length=length), data[end:]
+        if length != head.length:
+            head = head.with_length(length)
+        return head, data[end:]
 
     def keep(self, raw: bytes, head: AnswerHead) -> None:
         """Remember the head of an answer, if its end is plain and tells the length of the body."""

@@ -86,10 +86,10 @@ class LedgerFile:
 
     def put(self, data: bytes) -> None:
         """Append `data`. Raises OSError, and then nothing of it is in the file."""
-        done = 0
+        done, size = 0, len(data)
         try:
             done = self._ops.write(self._fd, data)
-            while done < len(data):
+            while done < size:
                 done += self._ops.write(self._fd, memoryview(data)[done:])
         except OSError:
             if done:
@@ -97,7 +97,7 @@ class LedgerFile:
                     self._ops.truncate(self._fd, self.size)
             self.close()
             raise
-        self.size += done
+        self.size += size
 
     def handle(self) -> int:
         """Return a second descriptor of the open segment, for `sync` by another thread, which closes it."""

@@ -164,7 +164,10 @@ class ExecutionRegister:
         if entry is None or entry.state is not None:
             return False
         self.states[state] += 1
-        self._drop(entry)
+        if entry.key is None and entry.ended_at is None:  # nobody else knows of it yet
+            del self._entries[request_id]
+        else:
+            self._drop(entry)
         return True
 
     def told(self, request_id: str, state: ExecutionState, evidence: Evidence) -> list[Change]:

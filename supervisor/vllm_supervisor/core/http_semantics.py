@@ -82,6 +82,13 @@ class RequestHead(NamedTuple):
     request_id: bytes | None
     fields: bytes
 
+    def with_length(self, length: int) -> "RequestHead":
+        """Return the same with another length. (`_replace` does so too, in three times the time.)"""
+        return RequestHead(
+            self.method, self.target, self.old, length,
+            self.keep_alive, self.upgrade, self.expects_continue, self.request_id, self.fields,
+        )  # fmt: skip
+
 
 class Framing(Enum):
     """How the end of an answer's body is told."""
@@ -104,6 +111,13 @@ class AnswerHead(NamedTuple):
     switches: bool  # 101
     keep_alive: bool  # the engine will take another request on this connection
     fields: bytes
+
+    def with_length(self, length: bytes) -> "AnswerHead":
+        """Return the same with another length."""
+        return AnswerHead(
+            self.status, self.reason, self.framing, length,
+            self.media_type, self.event_stream, self.switches, self.keep_alive, self.fields,
+        )  # fmt: skip
 
     @property
     def open_ended(self) -> bool:

@@ -11,17 +11,19 @@ class BodyTooLargeError(Exception):
 class Upload:
     """Keeps count of one body. `complete` once its last byte has come; `rest` holds what came after it."""
 
-    __slots__ = ("_chunks", "_left", "_max_body", "_received", "begun", "complete", "rest")
+    # What begins so stands here, once, not in every body.
+    _chunks: ChunkedBody | None = None
+    _received = 0
+    begun = False
+    rest = b""
 
     def __init__(self, length: int, *, max_body: int, max_trailer: int) -> None:
         """`length` in bytes, or CHUNKED; `max_body` and `max_trailer` in bytes bound a chunked one."""
-        self._chunks = ChunkedBody(max_trailer=max_trailer) if length == CHUNKED else None
+        if length == CHUNKED:
+            self._chunks = ChunkedBody(max_trailer=max_trailer)
         self._left = length
-        self._received = 0
         self._max_body = max_body
-        self.begun = False
         self.complete = length == 0
-        self.rest = b""
 
     @property
     def untouched(self) -> bool:

@@ -68,7 +68,7 @@ class Connection:
         "_looping",
         "_parking",
         "_pending",
-        "_scanned",
+        "_scan_from",
         "_work",
     )
 
@@ -80,7 +80,7 @@ class Connection:
         self._parking = Parking(hall.desk.pump)
         self._work: Callable[[], Awaitable[None]] | None = None
         self._inbox = b""
-        self._scanned = 0
+        self._scan_from = 0
         self._first_byte_at: float | None = None
         self._idle_since = 0.0
         self._busy = False  # a request is being served, or the connection is about to end
@@ -133,15 +133,13 @@ class Connection:
         self._busy = False
         self._idle_since = self._hall.desk.pump.now
         self._first_byte_at = self._idle_since if self._inbox else None
-        self._scanned = 0
+        self._scan_from = 0
         self._hall.waiting[self] = None
 
     def _on_gone(self, _clean: bool) -> None:
         self._close()
 
     def _on_bytes(self, data: bytes) -> None:
-        if self._first_byte_at is None:
-            self._first_byte_at = self._hall.desk.pump.now
         self._inbox = self._inbox + data if self._inbox else data
         if self._busy:
             self._link.pause()
@@ -176,7 +174,7 @@ class Connection:
         while inbox.startswith(b"\r\n"):
             inbox = self._inbox = inbox[2:]
         limit = self._hall.settings.max_head
-        end = inbox.find(_END_OF_HEAD, max(0, self._scanned - 3))
+        end = inbox.find(_END_OF_HEAD, self._scan_from)
         if 0 <= end <= limit:
             end += len(_END_OF_HEAD)
             self._inbox = inbox[end:]
@@ -184,7 +182,9 @@ class Connection:
             self._busy = True
             self._serve(inbox[:end])
             return True
-        self._scanned = len(inbox)
+        if self._first_byte_at is None:
+            self._first_byte_at = self._hall.desk.pump.now
+        self._scan_from = max(0, len(inbox) - len(_END_OF_HEAD) + 1)
         if end >= 0 or len(inbox) > limit:
             self._refuse(BadRequest(431, f"the head is larger than {limit} bytes"))
         elif broken_line(inbox):

@@ -56,20 +56,21 @@ class DoorAccount:
     def ended(self, outcome: RequestOutcome, state: ExecutionState, evidence: Evidence) -> None:
         """Count successes, and errors of the engine in a row; a client's mistake and an operator's call are neither."""
         self._journal.ended(outcome, state, evidence)
-        if outcome.outcome is Outcome.FAILED or outcome.why == Cut.DRAIN_DEADLINE:
-            self._lost.append(self._now())
+        result = outcome.outcome
         request = self._gate.open.get(outcome.id)
-        if request is not None and request.admin:
-            return
-        if outcome.outcome is Outcome.COMPLETED and outcome.status is not None and outcome.status < 300:
-            self._completions += 1
-            self._errors, self._errors_since = 0, None
-            # The engine's last byte, not the client's: a slow reader of an old answer says nothing of the engine.
-            last = None if request is None else request.last_byte_at
-            self._success_at = self._now() if last is None else last
-        elif outcome.outcome is Outcome.FAILED and outcome.ended_by is EndedBy.ENGINE:
-            self._errors += 1
-            self._errors_since = self._now() if self._errors_since is None else self._errors_since
+        admin = request is not None and request.admin
+        if result is Outcome.COMPLETED:
+            if not admin and outcome.status is not None and outcome.status < 300:
+                self._completions += 1
+                self._errors, self._errors_since = 0, None
+                # The engine's last byte, not the client's: a slow reader of an old answer says nothing of the engine.
+                last = None if request is None else request.last_byte_at
+                self._success_at = self._now() if last is None else last
+        elif result is Outcome.FAILED or outcome.why == Cut.DRAIN_DEADLINE:
+            self._lost.append(self._now())
+            if result is Outcome.FAILED and outcome.ended_by is EndedBy.ENGINE and not admin:
+                self._errors += 1
+                self._errors_since = self._now() if self._errors_since is None else self._errors_since
 
     def rejected(self, request_class: RequestClass, reason: str) -> None:
         """Pass on, and say that somebody came late."""

@@ -41,10 +41,9 @@ class EngineLinks:
 
     def idle(self) -> EngineLink | None:
         """Return a connection that can be used again, or None."""
-        limit = self._now() - self._upstreams.reuse_for
         while self._idle:
             link = self._idle.pop()
-            if link.idle_since > limit:
+            if link.idle_since > self._now() - self._upstreams.reuse_for:
                 return link
             link.close()
         return None
@@ -54,6 +53,7 @@ class EngineLinks:
         generation = self._upstreams.generation
         link = EngineLink(self._pump, await self._upstreams.connect(), patient=True)
         link.generation = generation
+        link.pool = self
         return link
 
     def give_back(self, link: EngineLink) -> None:
@@ -61,8 +61,7 @@ class EngineLinks:
         if link.generation != self._upstreams.generation or link.ended or link.deaf or len(self._idle) >= _MAX_IDLE:
             link.close()
             return
-        link.idle_since = self._now()
-        link.pool = self
+        link.idle_since = self._pump.now
         link.on_bytes = link.on_gone = link.unasked
         self._idle.append(link)
 

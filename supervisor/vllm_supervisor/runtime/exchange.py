@@ -34,21 +34,12 @@ _HOLDABLE = frozenset({"engine_starting", "engine_restarting"})
 class Exchange:
     """One request of one client. `over` is called once, when it is refused (with None) or has ended (with its relay)."""
 
-    __slots__ = (
-        "_admin",
-        "_body",
-        "_client",
-        "_continued",
-        "_desk",
-        "_head",
-        "_ledgered",
-        "_over",
-        "_relay",
-        "_request",
-        "_request_class",
-        "_scope",
-        "_told",
-    )
+    # What begins so stands here, once, not in every exchange.
+    _body = b""
+    _continued = False  # the client was asked for the body it holds back
+    _request: OpenRequest | None = None
+    _relay: Relay | None = None
+    _scope: trio.CancelScope | None = None
 
     def __init__(
         self, desk: Desk, client: Link, head: RequestHead, route: Route, over: Callable[[Relay | None], None]
@@ -61,11 +52,6 @@ class Exchange:
         self._admin = route.admin
         self._ledgered = route.kind is Kind.GATED
         self._over = over
-        self._body = b""
-        self._continued = False  # the client was asked for the body it holds back
-        self._request: OpenRequest | None = None
-        self._relay: Relay | None = None
-        self._scope: trio.CancelScope | None = None
         self._told = not self._ledgered  # the journal knows of the request
 
     def begin(self, body: bytes) -> bool:
@@ -177,7 +163,8 @@ class Exchange:
             engine = self._desk.links.idle()
             if engine is None:
                 return False
-            self._say_continue(relay)
+            if self._head.expects_continue:
+                self._say_continue(relay)
             if relay.start(engine):
                 break
         return True
@@ -198,13 +185,14 @@ class Exchange:
         if relay.ending is not None:
             engine.close()
             return
-        self._say_continue(relay)
+        if self._head.expects_continue:
+            self._say_continue(relay)
         if not relay.start(engine):
             relay.end(Ending.ENGINE_FAILED)
 
     def _say_continue(self, relay: Relay) -> None:
         """Ask the client for the body it holds back, once, unless it has begun to send it."""
-        if self._head.expects_continue and not self._continued:
+        if not self._continued:
             self._continued = True
             if relay.upload.untouched:
                 self._client.write(replies.CONTINUE)
