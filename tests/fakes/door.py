@@ -51,19 +51,29 @@ class FakeJournal:
     rejections: list[tuple[RequestClass, str]] = field(default_factory=list)
     hold: trio.Event | None = None
     fails: bool = False  # as with ledger.required and a full disk
+    in_turn: bool = False
+    waiting: list[tuple[OpenRequest, Callable[[bool], None]]] = field(default_factory=list)
 
     def begin_turn(self) -> None:
-        """Write as always."""
+        """Let acceptances wait."""
+        self.in_turn = True
 
     def end_turn(self) -> None:
-        """Nothing has waited."""
+        """Note those that have waited."""
+        self.in_turn = False
+        waiting, self.waiting = self.waiting, []
+        for request, told in waiting:
+            self.accept(request, told)
 
-    def accepted_now(self, request: OpenRequest) -> bool:
-        """Note the id at once, unless acceptances are held or fail."""
+    def accept(self, request: OpenRequest, told: Callable[[bool], None]) -> None:
+        """Note the id, at the end of a turn, unless acceptances are held or fail."""
+        if self.in_turn:
+            self.waiting.append((request, told))
+            return
         now = self.hold is None and not self.fails
         if now:
             self.accepted_ids.append(request.id)
-        return now
+        told(now)
 
     async def accepted(self, request: OpenRequest) -> bool:
         """Note the id, unless the ledger is to fail."""

@@ -11,15 +11,79 @@ from vllm_supervisor.core.ledger import LedgerPolicy
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 
 
+def accept(writer: LedgerWriter, number: int) -> list[bool]:
+    """Append acceptance `number`, and return what was told of it so far."""
+    told: list[bool] = []
+    writer.accept(line(number), f"r-{number}", told.append)
+    return told
+
+
 def test_a_line_written_now_is_in_the_file(tmp_path: Path) -> None:
     """Without waiting and without a thread's turn, several lines in order."""
 
     async def body(writer: LedgerWriter) -> None:
         await writer.append_and_wait(line(0), "")
-        assert writer.append_now(line(1), "r-1")
+        assert accept(writer, 1) == [True]
         writer.append(line(2) + line(3), lines=2, settles="r-1")
         assert numbers(tmp_path) == [0, 1, 2, 3]
         assert writer.health().written == 4
+
+    run_writer(tmp_path, body)
+
+
+def test_the_lines_of_a_turn_are_one_write(tmp_path: Path) -> None:
+    """In the order of the calls; an acceptance is told of when it is in the file and not before."""
+    ops = FailingOps()
+
+    async def body(writer: LedgerWriter) -> None:
+        await writer.append_and_wait(line(0), "")
+        before = ops.writes
+        writer.begin_turn()
+        first = accept(writer, 1)
+        writer.append(line(2) + line(3), lines=2, settles="r-0")
+        second = accept(writer, 4)
+        assert (first, second, ops.writes) == ([], [], before)
+        assert numbers(tmp_path) == [0]
+        writer.end_turn()
+        assert (first, second, ops.writes) == ([True], [True], before + 1)
+        assert numbers(tmp_path) == [0, 1, 2, 3, 4]
+        assert writer.health().written == 5
+        assert accept(writer, 5) == [True]  # outside a turn nothing waits
+
+    run_writer(tmp_path, body, ops=ops)
+
+
+def test_a_turn_that_cannot_be_written_loses_nothing(tmp_path: Path) -> None:
+    """Every acceptance in it is refused and comes again; the other lines go to the thread, before those."""
+    ops = FailingOps()
+
+    async def body(writer: LedgerWriter) -> None:
+        await writer.append_and_wait(line(0), "")
+        ops.fail("write", errno.ENOSPC)
+        writer.begin_turn()
+        first = accept(writer, 2)
+        writer.append(line(1), settles="r-0")
+        second = accept(writer, 3)
+        writer.end_turn()
+        assert (first, second) == ([False], [False])
+        assert await writer.append_and_wait(line(2), "r-2")
+        assert await writer.append_and_wait(line(3), "r-3")
+        assert writer.health().lost == 0
+
+    run_writer(tmp_path, body, ops=ops)
+    assert numbers(tmp_path) == [0, 1, 2, 3]
+
+
+def test_who_is_told_may_append(tmp_path: Path) -> None:
+    """What follows from an acceptance at once is written behind the turn it was in."""
+
+    async def body(writer: LedgerWriter) -> None:
+        await writer.append_and_wait(line(0), "")
+        writer.begin_turn()
+        writer.accept(line(1), "r-1", lambda _written: writer.append(line(3), settles="r-1"))
+        writer.append(line(2))
+        writer.end_turn()
+        assert numbers(tmp_path) == [0, 1, 2, 3]
 
     run_writer(tmp_path, body)
 
@@ -32,7 +96,7 @@ def test_nothing_is_written_now_before_what_waits(tmp_path: Path) -> None:
         await writer.append_and_wait(line(0), "")
         ops.fail("write", errno.ENOSPC)
         writer.append(line(1))  # the loop's try fails, the thread's succeeds
-        assert not writer.append_now(line(2), "r-2")
+        assert accept(writer, 2) == [False]
         await writer.append_and_wait(line(2), "r-2")
 
     run_writer(tmp_path, body, ops=ops)
@@ -51,7 +115,7 @@ def test_a_removed_file_is_left_to_the_thread(tmp_path: Path, removed: str, monk
             path.unlink()
         if removed == "directory":
             directory.rmdir()
-        assert not writer.append_now(line(1), "r-1")
+        assert accept(writer, 1) == [False]
         await writer.append_and_wait(line(1), "r-1")
         assert numbers(directory)[-2:] == [1, "gap"]
 
@@ -67,7 +131,7 @@ def test_a_hanging_sync_takes_the_loop_off_the_file(tmp_path: Path) -> None:
         ops.gate.clear()
         await writer.append_and_wait(line(0), "")
         assert await trio.to_thread.run_sync(ops.hung.wait, LIMIT_S)
-        assert not writer.append_now(line(1), "r-1")
+        assert accept(writer, 1) == [False]
         await writer.append_and_wait(line(1), "r-1")
         ops.gate.set()
 
@@ -80,7 +144,7 @@ def test_always_leaves_every_line_to_the_thread(tmp_path: Path) -> None:
 
     async def body(writer: LedgerWriter) -> None:
         await writer.append_and_wait(line(0), "")
-        assert not writer.append_now(line(1), "r-1")
+        assert accept(writer, 1) == [False]
 
     run_writer(tmp_path, body, policy=LedgerPolicy(sync="always"))
 
@@ -90,7 +154,7 @@ def test_a_full_segment_is_left_to_the_thread(tmp_path: Path) -> None:
 
     async def body(writer: LedgerWriter) -> None:
         await writer.append_and_wait(line(0), "")
-        written = sum(writer.append_now(line(number), "") for number in range(1, 100))
+        written = sum(accept(writer, number) == [True] for number in range(1, 100))
         assert 0 < written < 99
         assert writer.health().segment == 1
         await writer.append_and_wait(line(100), "")

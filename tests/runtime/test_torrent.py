@@ -3,7 +3,7 @@
 import re
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
@@ -31,16 +31,18 @@ class Rig:
         self.link.on_gone = self.note
 
     def note(self, what: object) -> None:
+        """Keep what the link told, and when."""
         self.told.append((trio.current_time(), what))
 
     def close(self) -> None:
+        """Close all of it."""
         self.link.close()
         self.peer.close()
         self.pump.close()
 
 
 @pytest.fixture
-def in_rig() -> Iterator[Callable[..., None]]:
+def in_rig() -> Callable[..., None]:
     """Run an async test with a rig whose pump runs, on a clock that stands still while anybody has something to do."""
 
     def run(test: Callable[[Rig], object]) -> None:
@@ -56,7 +58,7 @@ def in_rig() -> Iterator[Callable[..., None]]:
 
         trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.02))
 
-    yield run
+    return run
 
 
 def test_bytes_gather_while_a_link_rests(in_rig):

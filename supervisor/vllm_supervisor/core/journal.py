@@ -1,6 +1,7 @@
 """What the front door tells the ledgers, and the contract of whoever listens."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -30,14 +31,20 @@ class RequestCounts:
 
     accepted: int = 0
     rejected: int = 0
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
     by_class: Counter[tuple[RequestClass, Outcome]] = field(default_factory=Counter)
     why: Counter[str] = field(default_factory=Counter)  # a small fixed set of words
     refused: Counter[str] = field(default_factory=Counter)  # by the code a refused client reads
 
+    @property
+    def outcomes(self) -> Counter[Outcome]:
+        """Count by outcome alone."""
+        outcomes: Counter[Outcome] = Counter()
+        for (_, outcome), n in self.by_class.items():
+            outcomes[outcome] += n
+        return outcomes
+
     def count(self, outcome: RequestOutcome) -> None:
         """Count an accepted request that has ended."""
-        self.outcomes[outcome.outcome] += 1
         self.by_class[outcome.request_class, outcome.outcome] += 1
         self.why[outcome.why] += 1
 
@@ -51,11 +58,14 @@ class Journal(Protocol):
     def end_turn(self) -> None:
         """Say that the turn is over: what is left is written now."""
 
-    def accepted_now(self, request: OpenRequest) -> bool:
-        """Write the acceptance if that takes no waiting; False: nothing was done, so await `accepted`."""
+    def accept(self, request: OpenRequest, told: Callable[[bool], None]) -> None:
+        """Write the acceptance, now or with others at the end of the turn, and say so: no byte may go to the engine before.
+
+        `told(False)`: it could not be written without waiting and nothing was done, so await `accepted`.
+        """
 
     async def accepted(self, request: OpenRequest) -> bool:
-        """Write the acceptance; returns once write(2) has, so no byte may go to the engine before.
+        """Write the acceptance; returns once write(2) has.
 
         False: it could not be written, and the request must not go on without it.
         """

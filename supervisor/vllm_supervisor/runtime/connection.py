@@ -200,9 +200,10 @@ class Connection:
         if route.kind in _TO_ENGINE and not self._health_only:
             body, self._inbox = self._inbox, b""
             self._pending = head.length - len(body)
-            exchange = self._exchange = Exchange(self._hall.desk, self._link, head, route, self._exchange_over)
-            if not exchange.begin(body):
-                self._later(exchange.go_on)
+            exchange = self._exchange = Exchange(
+                self._hall.desk, self._link, head, route, over=self._exchange_over, later=self._later
+            )
+            exchange.begin(body)
         else:
             self._answer(head, route)
 

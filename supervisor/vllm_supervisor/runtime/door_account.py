@@ -34,7 +34,7 @@ class DoorAccount:
         self._lost: deque[float] = deque(maxlen=LOST_KEPT)
         self._ledger_failed = ledger_failed
         # Nothing is counted at these, so they are the ledgers' own.
-        self.begin_turn, self.end_turn, self.accepted_now = journal.begin_turn, journal.end_turn, journal.accepted_now
+        self.begin_turn, self.end_turn, self.accept = journal.begin_turn, journal.end_turn, journal.accept
         self.begin()
 
     def begin(self) -> None:

@@ -4,12 +4,12 @@ Rules:
 * `gate.admit` is called when the head is complete; nothing is waited for between that decision and its registration.
 * The acceptance is on record before one byte goes to the engine.
 * A request is sent again, on another connection, only if not one byte of it went out.
-* `begin` goes as far as it can without waiting, usually the whole way; only what must wait needs the task (`go_on`).
+* All goes as far as it can without waiting, usually the whole way; only what must wait needs the connection's task.
 * However it ends, one outcome with one execution statement is written and the place is given back, at once and by
   plain code.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -32,7 +32,11 @@ _HOLDABLE = frozenset({"engine_starting", "engine_restarting"})
 
 
 class Exchange:
-    """One request of one client. `over` is called once, when it is refused (with None) or has ended (with its relay)."""
+    """One request of one client.
+
+    `over` is called once, when it is refused (with None) or has ended (with its relay); `later` lets the connection's
+    task do what must wait.
+    """
 
     # What begins so stands here, once, not in every exchange.
     _body = b""
@@ -42,7 +46,14 @@ class Exchange:
     _scope: trio.CancelScope | None = None
 
     def __init__(
-        self, desk: Desk, client: Link, head: RequestHead, route: Route, over: Callable[[Relay | None], None]
+        self,
+        desk: Desk,
+        client: Link,
+        head: RequestHead,
+        route: Route,
+        *,
+        over: Callable[[Relay | None], None],
+        later: Callable[[Callable[[], Awaitable[None]]], None],
     ) -> None:
         """Prepare; nothing is decided yet."""
         self._desk = desk
@@ -52,40 +63,20 @@ class Exchange:
         self._admin = route.admin
         self._ledgered = route.kind is Kind.GATED
         self._over = over
+        self._later = later
         self._told = not self._ledgered  # the journal knows of the request
 
-    def begin(self, body: bytes) -> bool:
-        """Begin, with what has come of the body; False if `go_on` is needed to go on."""
+    def begin(self, body: bytes) -> None:
+        """Begin, with what has come of the body."""
         self._body = body
         admitted = self._admit()
         if not isinstance(admitted, Rejection):
-            return self._enter(admitted)
-        if self._desk.settings.hold and admitted.code in _HOLDABLE:
-            self._client.on_bytes = self._keep
-            return False
-        self._refuse(admitted)
-        return True
-
-    async def go_on(self) -> None:
-        """Wait for what `begin` could not do at once."""
-        if self._relay is None:
-            admitted = await self._hold()
-            if isinstance(admitted, Rejection):
-                self._refuse(admitted)
-                return
             self._enter(admitted)
-        request, relay = self._request, self._relay
-        if request is None or relay is None:
-            return
-        if not self._told:
-            self._told = True
-            if not await self._desk.journal.accepted(request):
-                relay.end(Ending.LEDGER)
-            if relay.ending is not None:
-                self._ended()
-                return
-        if not self._launch(relay):
-            await self._connect(relay)
+        elif self._desk.settings.hold and admitted.code in _HOLDABLE:
+            self._client.on_bytes = self._keep
+            self._later(self._wait_for_admission)
+        else:
+            self._refuse(admitted)
 
     def stop(self) -> None:
         """End it, because the front door itself is taken down."""
@@ -118,6 +109,13 @@ class Exchange:
             rejection = Rejection(503, "engine_restarting", "the engine is not up")
         return rejection
 
+    async def _wait_for_admission(self) -> None:
+        admitted = await self._hold()
+        if isinstance(admitted, Rejection):
+            self._refuse(admitted)
+        else:
+            self._enter(admitted)
+
     async def _hold(self) -> OpenRequest | Rejection:
         """Let the request wait for admission to open. It has no place meanwhile, and leaves with its client."""
         desk = self._desk
@@ -142,35 +140,66 @@ class Exchange:
 
     # -- the admitted request ----------------------------------------------------------------------------------
 
-    def _enter(self, request: OpenRequest) -> bool:
-        """Take the request in and, if nothing has to be waited for, send it; False if something has."""
+    def _enter(self, request: OpenRequest) -> None:
+        """Take the request in, and send it once its acceptance is on record."""
         desk = self._desk
         self._request = request
         request.upgrade = self._head.upgrade
         request.cut = self._cut
         relay = self._relay = Relay(desk, self._client, self._head, request, self._ended, ledgered=self._ledgered)
-        if not self._told:
-            if len(self._body) == self._head.length:
-                relay.choices = choices_asked(request.request_class, self._body)
-            self._told = desk.journal.accepted_now(request)
-        relay.begin(self._body)
-        self._body = b""
-        return self._told and self._launch(relay)
+        body, self._body = self._body, b""
+        if not self._ledgered:
+            relay.begin(body)
+            self._launch(relay)
+            return
+        if len(body) == self._head.length:
+            relay.choices = choices_asked(request.request_class, body)
+        relay.begin(body)
+        desk.journal.accept(request, self._on_record)
 
-    def _launch(self, relay: Relay) -> bool:
-        """Send the request on an idle connection; False if there is none."""
+    def _on_record(self, written: bool) -> None:
+        """Go on, now that it is known whether the acceptance is in the file."""
+        relay = self._relay
+        if relay is None:
+            return
+        if not written:
+            self._later(self._wait_for_record)
+            return
+        self._told = True
+        if relay.ending is None:
+            self._launch(relay)
+        else:
+            self._ended()
+
+    async def _wait_for_record(self) -> None:
+        request, relay = self._request, self._relay
+        if request is None or relay is None:
+            return
+        self._told = True  # the journal enters it before it waits
+        if not await self._desk.journal.accepted(request):
+            relay.end(Ending.LEDGER)
+        if relay.ending is None:
+            self._launch(relay)
+        else:
+            self._ended()
+
+    def _launch(self, relay: Relay) -> None:
+        """Send the request on an idle connection, or on a new one if there is none."""
         while relay.ending is None:
             engine = self._desk.links.idle()
             if engine is None:
-                return False
+                self._later(self._connect)
+                break
             if self._head.expects_continue:
                 self._say_continue(relay)
             if relay.start(engine):
                 break
-        return True
 
-    async def _connect(self, relay: Relay) -> None:
+    async def _connect(self) -> None:
         """Send the request on a new connection."""
+        relay = self._relay
+        if relay is None:
+            return
         engine: EngineLink | None = None
         try:
             with trio.CancelScope() as self._scope:

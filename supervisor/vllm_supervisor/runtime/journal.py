@@ -11,7 +11,7 @@ Rules:
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from vllm_supervisor.core.accounts import FINAL
@@ -92,22 +92,24 @@ class LedgerJournal:
     # -- what the front door says (core.journal.Journal) -------------------------------------------------------
 
     def begin_turn(self) -> None:
-        """Give the lines of a turn one stamp and, but for acceptances, one write."""
+        """Give the lines of a turn one stamp and one write."""
         self._lines.begin_turn()
         self._writer.begin_turn()
 
     def end_turn(self) -> None:
-        """Write what the turn has left."""
+        """Write the lines of the turn, and tell those who wait for that."""
         self._lines.end_turn()
         self._writer.end_turn()
 
-    def accepted_now(self, request: OpenRequest) -> bool:
-        """Write the acceptance if the writer can do so at once."""
-        line = self._lines.accepted(self.inc, request.id, request.request_class)
-        if not self._writer.append_now(line, request.id):
-            return False
-        self._enter(request)
-        return True
+    def accept(self, request: OpenRequest, told: Callable[[bool], None]) -> None:
+        """Write the acceptance with the turn if the writer can do so without waiting, and say whether it did."""
+
+        def written(done: bool) -> None:
+            if done:
+                self._enter(request)
+            told(done)
+
+        self._writer.accept(self._lines.accepted(self.inc, request.id, request.request_class), request.id, written)
 
     async def accepted(self, request: OpenRequest) -> bool:
         """Write the acceptance; returns once it is in the file, or False if that failed and the ledger is required."""

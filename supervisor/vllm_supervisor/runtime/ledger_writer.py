@@ -4,8 +4,7 @@ Rules:
 * The loop itself writes while nothing waits, nothing failed and the disk is quick (`ledger_quick`): an append to the
   page cache takes microseconds, a thread's turn ten times that. Else the writer's thread takes all that waits in one
   write(2), and only an acceptance waits for it.
-* Within a turn of the pump only acceptances are written at once, and what was appended before goes with them; the rest
-  follows at the end of the turn, two milliseconds later at most. The order of lines is that of the calls.
+* The lines of a turn of the pump are written together at its end, in the order of the calls.
 * `sync`: "always" waits for fsync as well; "interval" syncs from a second thread, so nobody waits; "off" leaves it to
   the kernel. A written line survives our death by SIGKILL; only a synced one survives power loss.
 * Loop and threads share a queue, bounded in bytes, and a few numbers under one lock that is never held during I/O. The
@@ -35,6 +34,10 @@ QUEUE_LIMIT = 16 * 1024 * 1024  # bytes that may wait; more means the disk has b
 ACCEPT_LIMIT_S = 5.0  # the longest a request waits for its line while the disk hangs
 RETRIES_S = (0.02, 0.1, 0.3)  # pauses before each further try
 PRUNE_EVERY_S = 3600.0
+
+Told = Callable[[bool], None]
+Gathered = tuple[bytes, int, str, Told | None]
+"""Data, its lines, the id whose account they close or, where somebody waits to be told, open."""
 
 
 class LedgerWriter:
@@ -78,7 +81,7 @@ class LedgerWriter:
         self._always = policy.sync == "always"
         self._calm = not self._always  # nothing is in the thread's hands, waits for it, or failed there
         # the loop's own
-        self._gathered: list[tuple[bytes, int, str]] = []  # data, its lines, the id whose account they close
+        self._gathered: list[Gathered] = []
         self._in_turn = False
         # the writer's own
         self._gap_told = 0
@@ -104,7 +107,7 @@ class LedgerWriter:
             thread.start()
 
     def begin_turn(self) -> None:
-        """From now on what is appended waits for an acceptance, or for `end_turn`."""
+        """From now on what is appended waits for `end_turn`."""
         self._in_turn = True
 
     def end_turn(self) -> None:
@@ -115,40 +118,49 @@ class LedgerWriter:
 
     def append(self, data: bytes, *, lines: int = 1, settles: str = "") -> None:
         """Write `lines` lines, or hand them over. `settles` names the id whose account the last one closes."""
-        self._gathered.append((data, lines, settles))
+        self._gathered.append((data, lines, settles, None))
         if not self._in_turn:
             self._write_gathered()
 
-    def append_now(self, line: bytes, opens: str) -> bool:
-        """Write an acceptance, after all that was appended before, if that is surely quick; False: it is not written."""
-        return self._write_gathered(line, opens)
+    def accept(self, line: bytes, opens: str, told: Told) -> None:
+        """Write the line that opens an account, if that is surely quick, and say whether it is in the file."""
+        self._gathered.append((line, 1, opens, told))
+        if not self._in_turn:
+            self._write_gathered()
 
-    def _write_gathered(self, line: bytes = b"", opens: str = "") -> bool:
+    def _write_gathered(self) -> None:
         gathered, self._gathered = self._gathered, []
-        lines = 1 if line else 0
-        if gathered:
-            line = b"".join([data for data, _, _ in gathered]) + line
-            lines += sum([count for _, count, _ in gathered])
-        if not self._calm or not self._quick.write(line):
+        data = b"".join([entry[0] for entry in gathered])
+        done = self._calm and self._quick.write(data)
+        if done:
+            self._note(gathered)
+        else:
             self._hand_over(gathered)
-            return False
-        self._segment_lines += lines
+        for _, _, _, told in gathered:
+            if told is not None:
+                told(done)
+
+    def _note(self, gathered: list[Gathered]) -> None:
+        lines = 0
         with self._lock:
-            for _, _, settled in gathered:
-                if settled:
-                    self._homes.pop(settled, None)
-            if opens:
-                self._homes[opens] = self._segment
+            for _, count, request_id, told in gathered:
+                lines += count
+                if told is not None:
+                    self._homes[request_id] = self._segment
+                elif request_id:
+                    self._homes.pop(request_id, None)
             self._written += lines
             if self._by_interval:
                 self._sync.wrote(lines)
-        return True
+        self._segment_lines += lines
 
-    def _hand_over(self, gathered: list[tuple[bytes, int, str]]) -> None:
+    def _hand_over(self, gathered: list[Gathered]) -> None:
+        """Give the thread what is not an acceptance: those come again, to be waited for."""
         with self._lock:
-            for data, lines, settles in gathered:
-                for position, line in enumerate(data.splitlines(keepends=True), 1):
-                    self._enqueue(line, settles if position == lines else "", opens=False)
+            for data, lines, settles, told in gathered:
+                if told is None:
+                    for position, line in enumerate(data.splitlines(keepends=True), 1):
+                        self._enqueue(line, settles if position == lines else "", opens=False)
 
     async def append_and_wait(self, line: bytes, opens: str, *, required: bool = False) -> bool:
         """Hand over the line that opens an account; return whether it is in the file, once that is known or overdue.
