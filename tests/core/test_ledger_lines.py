@@ -154,3 +154,15 @@ def test_stamps_follow_the_clock_to_the_millisecond() -> None:
         wall[0] += step
         seen.append(json.loads(made.accepted(1, "r-1", RequestClass.CHAT))["at"][-8:])
     assert seen == [":20.998Z", ":20.998Z", ":20.999Z", ":21.000Z"]
+
+
+def test_the_lines_of_a_turn_have_one_stamp() -> None:
+    """That of the first; before and after, each line has its own."""
+    now = iter(range(10))
+    made = Lines(Clock(monotonic=lambda: float(next(now)), wall=lambda: 0.0), boot="b", run="r")
+    stamps = []
+    for turn in (None, made.begin_turn, None, made.end_turn, None):
+        if turn is not None:
+            turn()
+        stamps.append(json.loads(made.accepted(1, "r-1", RequestClass.CHAT))["t"])
+    assert stamps == [0.0, 1.0, 1.0, 2.0, 3.0]

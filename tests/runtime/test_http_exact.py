@@ -237,6 +237,34 @@ async def test_bytes_beyond_an_answer_never_reach_a_client(surplus: bytes):
 
 
 @in_trio
+async def test_bytes_beyond_an_answer_that_a_client_is_slow_to_take_drop_the_connection():
+    """They come while the answer, whole and with a known head, still waits for room; the next request is not given them."""
+    many, blocked = 200, trio.Event()
+    paths = [b"/%03d" % number for number in range(many)]
+
+    async def script(call: Call) -> None:
+        while True:
+            with trio.move_on_after(10 if blocked.is_set() else 0.5):
+                head, _ = await call.request()
+                await call.send(ok(head.split(b" ")[1] * 10_000))
+                continue
+            await call.send(ok(b"evil"))  # no further request comes: the client takes no more
+            blocked.set()
+            await call.gone()
+            return
+
+    async with open_door(script) as door:
+        client = await door.client()
+        client.sock.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 128 * 1024)
+        for path in paths:
+            await client.post(path)
+        await blocked.wait()
+        for path in paths:
+            assert (await client.answer())[1] == path * 10_000
+        assert door.engine.calls == 2
+
+
+@in_trio
 async def test_unsolicited_bytes_on_an_idle_connection_drop_it():
     """What the engine says unasked is not taken for the next answer."""
     speak, spoken = trio.Event(), trio.Event()

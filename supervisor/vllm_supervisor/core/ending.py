@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from vllm_supervisor.core.front_door_settings import FrontDoorSettings
 from vllm_supervisor.core.words import Cut, EndedBy, Outcome
 
 
@@ -73,3 +74,25 @@ MEANINGS: dict[Ending, Meaning] = {
 }
 
 CUTS: dict[Cut, Ending] = {Cut.DRAIN_DEADLINE: Ending.DRAIN_DEADLINE, Cut.ENGINE_FAILED: Ending.ENGINE_FAILED}
+
+
+def overdue(
+    limits: FrontDoorSettings,
+    now: float,
+    *,
+    deadline: float | None,
+    blocked_since: float | None,
+    body_waits_since: float | None,
+) -> Ending | None:
+    """Say what has taken too long, if anything has. Times are monotonic seconds, None where nothing is waited for.
+
+    `deadline` is the caller's own; `blocked_since`: the client takes nothing of its answer since then, and who does
+    that is not asked for the rest of its body; `body_waits_since`: the last byte of a body that is still coming.
+    """
+    if deadline is not None and now >= deadline:
+        return Ending.DEADLINE
+    if blocked_since is not None:
+        return Ending.CLIENT_STALLED if now - blocked_since >= limits.client_stall_timeout else None
+    if body_waits_since is not None and now - body_waits_since >= limits.body_timeout:
+        return Ending.BODY_TOO_SLOW
+    return None

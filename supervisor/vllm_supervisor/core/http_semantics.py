@@ -325,6 +325,12 @@ def client_head(head: AnswerHead, *, old: bool, close: bool, ledger_id: bytes | 
     return b"HTTP/1.1 %d %b\r\n%b%b%b%b" % (head.status, head.reason, head.fields, framing, ids, end)
 
 
+def interim_heads(heads: Iterable[AnswerHead]) -> bytes:
+    """Build what a client of HTTP/1.1 gets of 1xx answers: all but 100, which is ours to say."""
+    kept = (head for head in heads if head.status != 100)
+    return b"".join([client_head(head, old=False, close=False, ledger_id=None) for head in kept])
+
+
 def trailer_lines(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Build the trailer section of a chunked answer, without the fields that only make sense in a head."""
     return _lines((name, value) for name, value in fields if name.lower() not in _NOTED_IN_ANSWERS)

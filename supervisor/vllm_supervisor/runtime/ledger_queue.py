@@ -6,11 +6,61 @@ Rules:
 """
 
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import trio
 
 _JOINED = 64 * 1024  # bytes: batches that are kept are joined up to this, so that there are few
+
+Told = Callable[[bool], None]
+
+
+class Turn:
+    """The lines of one turn of the loop, for one write. `told` are those who wait to hear of their acceptances."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._data: list[bytes] = []
+        self._opens: list[str] = []
+        self._settles: list[str] = []
+        self._ends: list[
+            tuple[bytes, int, str]
+        ] = []  # data that is no acceptance, its lines, what the last one settles
+        self.told: list[Told] = []
+        self.lines = 0
+
+    def accept(self, line: bytes, opens: str, told: Told) -> None:
+        """Take the line that opens an account."""
+        self._data.append(line)
+        self._opens.append(opens)
+        self.told.append(told)
+        self.lines += 1
+
+    def append(self, data: bytes, lines: int, settles: str) -> None:
+        """Take `lines` lines, the last of which may settle an account."""
+        self._data.append(data)
+        self._ends.append((data, lines, settles))
+        if settles:
+            self._settles.append(settles)
+        self.lines += lines
+
+    @property
+    def data(self) -> bytes:
+        """All lines, in order."""
+        return b"".join(self._data)
+
+    def settle(self, homes: dict[str, int], segment: int) -> None:
+        """Enter into `homes` as `Batch.settle` does."""
+        homes.update(dict.fromkeys(self._opens, segment))
+        for request_id in self._settles:
+            homes.pop(request_id, None)
+
+    def apart(self) -> Iterator[tuple[bytes, str]]:
+        """List each line that is no acceptance, and the id it settles."""
+        for data, lines, settles in self._ends:
+            for position, line in enumerate(data.splitlines(keepends=True), 1):
+                yield line, settles if position == lines else ""
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ import trio
 from vllm_supervisor.adapters.ledger_file import LedgerFile
 from vllm_supervisor.core.errors import SetupError
 from vllm_supervisor.core.ledger import LedgerHealth, LedgerPolicy
-from vllm_supervisor.runtime.ledger_queue import Batch, Waiting
+from vllm_supervisor.runtime.ledger_queue import Batch, Told, Turn, Waiting
 from vllm_supervisor.runtime.ledger_quick import QuickWay
 from vllm_supervisor.runtime.ledger_sync import LedgerSync
 
@@ -34,10 +34,6 @@ QUEUE_LIMIT = 16 * 1024 * 1024  # bytes that may wait; more means the disk has b
 ACCEPT_LIMIT_S = 5.0  # the longest a request waits for its line while the disk hangs
 RETRIES_S = (0.02, 0.1, 0.3)  # pauses before each further try
 PRUNE_EVERY_S = 3600.0
-
-Told = Callable[[bool], None]
-Gathered = tuple[bytes, int, str, Told | None]
-"""Data, its lines, the id whose account they close or, where somebody waits to be told, open."""
 
 
 class LedgerWriter:
@@ -81,7 +77,7 @@ class LedgerWriter:
         self._always = policy.sync == "always"
         self._calm = not self._always  # nothing is in the thread's hands, waits for it, or failed there
         # the loop's own
-        self._gathered: list[Gathered] = []
+        self._turn = Turn()
         self._in_turn = False
         # the writer's own
         self._gap_told = 0
@@ -113,54 +109,40 @@ class LedgerWriter:
     def end_turn(self) -> None:
         """Write what has gathered."""
         self._in_turn = False
-        if self._gathered:
-            self._write_gathered()
+        if self._turn.lines:
+            self._write_turn()
 
     def append(self, data: bytes, *, lines: int = 1, settles: str = "") -> None:
         """Write `lines` lines, or hand them over. `settles` names the id whose account the last one closes."""
-        self._gathered.append((data, lines, settles, None))
+        self._turn.append(data, lines, settles)
         if not self._in_turn:
-            self._write_gathered()
+            self._write_turn()
 
     def accept(self, line: bytes, opens: str, told: Told) -> None:
-        """Write the line that opens an account, if that is surely quick, and say whether it is in the file."""
-        self._gathered.append((line, 1, opens, told))
+        """Write the line that opens an account, if that is surely quick, and say whether it is in the file.
+
+        If it is not, nothing was done: it comes again, to be waited for.
+        """
+        self._turn.accept(line, opens, told)
         if not self._in_turn:
-            self._write_gathered()
+            self._write_turn()
 
-    def _write_gathered(self) -> None:
-        gathered, self._gathered = self._gathered, []
-        data = b"".join([entry[0] for entry in gathered])
-        done = self._calm and self._quick.write(data)
+    def _write_turn(self) -> None:
+        turn, self._turn = self._turn, Turn()
+        done = self._calm and self._quick.write(turn.data)
+        with self._lock:
+            if done:
+                turn.settle(self._homes, self._segment)
+                self._written += turn.lines
+                if self._by_interval:
+                    self._sync.wrote(turn.lines)
+            else:
+                for line, settles in turn.apart():
+                    self._enqueue(line, settles, opens=False)
         if done:
-            self._note(gathered)
-        else:
-            self._hand_over(gathered)
-        for _, _, _, told in gathered:
-            if told is not None:
-                told(done)
-
-    def _note(self, gathered: list[Gathered]) -> None:
-        lines = 0
-        with self._lock:
-            for _, count, request_id, told in gathered:
-                lines += count
-                if told is not None:
-                    self._homes[request_id] = self._segment
-                elif request_id:
-                    self._homes.pop(request_id, None)
-            self._written += lines
-            if self._by_interval:
-                self._sync.wrote(lines)
-        self._segment_lines += lines
-
-    def _hand_over(self, gathered: list[Gathered]) -> None:
-        """Give the thread what is not an acceptance: those come again, to be waited for."""
-        with self._lock:
-            for data, lines, settles, told in gathered:
-                if told is None:
-                    for position, line in enumerate(data.splitlines(keepends=True), 1):
-                        self._enqueue(line, settles if position == lines else "", opens=False)
+            self._segment_lines += turn.lines
+        for told in turn.told:
+            told(done)
 
     async def append_and_wait(self, line: bytes, opens: str, *, required: bool = False) -> bool:
         """Hand over the line that opens an account; return whether it is in the file, once that is known or overdue.

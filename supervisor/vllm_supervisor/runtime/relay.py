@@ -4,39 +4,29 @@ Rules:
 * Everything here is plain code called by the pump; `over` is called at the end, from wherever it came.
 * Each read is passed on at once: head first, then body pieces as they come, and judged after they have gone out.
 * Both directions have back-pressure: who cannot be written to stops the other side from being read.
-* Whose turn it is stands in the request at any time: the engine's once it has the whole request (or takes no more of
-  it), until its answer is whole or the client takes no more. What shows work is a byte of a good answer's body, but
-  not a comment of an event stream: vLLM's front end can send those while its engine hangs (`--sse-keep-alive-interval`).
+* What shows work is a byte of a good answer's body, but not a comment of an event stream: vLLM's front end can send
+  those while its engine hangs (`--sse-keep-alive-interval`).
 * A relay ends exactly once, with one `Ending`. At any end but a clean one the engine's connection is closed on the
   spot, since that is what stops the engine's work.
 """
 
-from collections.abc import Callable
-
 from vllm_supervisor.adapters.http1 import Answer
 from vllm_supervisor.adapters.sockets import READ_SIZE
 from vllm_supervisor.core import replies
-from vllm_supervisor.core.admission import OpenRequest
-from vllm_supervisor.core.chunked import ChunkError
 from vllm_supervisor.core.completion import Judge, judge_for
-from vllm_supervisor.core.ending import MEANINGS, Ending
+from vllm_supervisor.core.ending import MEANINGS, Ending, overdue
 from vllm_supervisor.core.event_lines import only_comments
 from vllm_supervisor.core.http_semantics import (
     AnswerHead,
     BadAnswerError,
     Framing,
-    RequestHead,
     client_head,
-    engine_head,
+    interim_heads,
     trailer_lines,
 )
-from vllm_supervisor.core.upload import BodyTooLargeError, Upload
-from vllm_supervisor.runtime.desk import Desk
-from vllm_supervisor.runtime.engine_links import EngineLink
-from vllm_supervisor.runtime.link import Link
+from vllm_supervisor.runtime.request_half import RequestHalf
 from vllm_supervisor.runtime.tunnel import Tunnel
 
-_EARLY_BYTES = 64 * 1024  # of a body, before there is a connection to send it on
 _COMMENT = ord(":")  # begins a line of an event stream that may be a comment
 _RAPID_S = 0.001  # between two reads of a stream: no engine makes a thousand single tokens a second
 _RAPID_READS = 16  # in a row, which is more than the end of a stream has
@@ -44,7 +34,7 @@ _RAPID_AGAIN = 2  # after a rest
 _LAST_CHUNK = b"0\r\n"  # before the trailer section and an empty line
 
 
-class Relay:
+class Relay(RequestHalf):
     """See the module's rules. What the account of the exchange needs stands in the public attributes."""
 
     # What begins so stands here, once, not in every relay.
@@ -53,118 +43,17 @@ class Relay:
     ending: Ending | None = None
     keep = False  # the client's connection may serve another request
     must_reset = False  # only a reset tells the client that its answer is not whole
-    sent_any = False  # bytes went to the engine
     status: int | None = None  # of the head that went to the client
     bytes_out = 0
-    _engine: EngineLink | None = None
     _answer: Answer | None = None  # the parser of an answer that did not come whole at once
     _answer_head: AnswerHead | None = None
-    _complete = False  # the engine's answer is
     _surplus = False  # bytes came after its end
     _chunked_out = False
     _tail = b""  # the last bytes of the answer's body: is the client between two events?
     _tunnel: Tunnel | None = None
     _good = False  # the answer's status is a success
-    _deadline = 0.0
     _read_at = 0.0  # the last event of a stream
     _rapid = 0  # events of a stream that came close behind the one before
-
-    def __init__(
-        self,
-        desk: Desk,
-        client: Link,
-        head: RequestHead,
-        request: OpenRequest,
-        over: Callable[[], None],
-        *,
-        ledgered: bool,
-    ) -> None:
-        """Relay `request`, and say `over` at its end."""
-        settings = desk.settings
-        self._desk = desk
-        self._pump = desk.pump
-        self._client = client
-        self._request = request
-        self._settings = settings
-        self._ledgered = ledgered
-        self._over = over
-        self.upload = Upload(head.length, max_body=settings.max_body, max_trailer=settings.max_head)
-        self._uploaded_at = desk.pump.now
-        self._first = b""
-        self.head = head
-        if settings.request_deadline:
-            self._deadline = request.admitted_at + settings.request_deadline
-
-    # -- the beginning -----------------------------------------------------------------------------------------
-
-    def begin(self, body: bytes) -> None:
-        """Take the client over, with what has come of the body; what comes until `start` is kept for it."""
-        self._first = engine_head(self.head, self._request.id.encode())
-        client = self._client
-        client.on_bytes = self._from_client
-        client.on_gone = self._client_gone
-        client.on_drained = self._client_drained
-        if len(body) == self.head.length:  # all of it has come, as it usually does
-            self.upload.take_whole()
-            self._first += body
-        elif body:
-            self._from_client(body)
-
-    def start(self, engine: EngineLink) -> bool:
-        """Send the first bytes; False if the connection took not one of them, so another may be tried."""
-        taken = engine.write(self._first)
-        if engine.deaf and not taken:
-            engine.close()
-            return False
-        self._first = b""
-        self._engine = engine
-        engine.on_bytes = self._first_from_engine
-        engine.on_gone = self._engine_gone
-        engine.on_drained = self._engine_drained
-        request, upload = self._request, self.upload
-        request.sent_at = now = self._pump.now
-        request.engine_id = request.id if self.head.request_id is None else self.head.request_id.decode("latin-1")
-        self.sent_any = True
-        if engine.outbox or upload.rest:
-            self._client.pause()
-        else:
-            self._client.resume()
-        if upload.complete or engine.outbox:
-            request.engine_since = now
-        return True
-
-    # -- client to engine --------------------------------------------------------------------------------------
-
-    def _from_client(self, data: bytes) -> None:
-        out = self._feed_upload(data)
-        engine = self._engine
-        if engine is None:
-            self._first += out
-        elif out:
-            engine.write(out)
-            if engine.outbox:
-                self._client.pause()
-        if self.upload.rest or len(self._first) > _EARLY_BYTES:
-            self._client.pause()
-        self._take_turns()
-
-    def _feed_upload(self, data: bytes) -> bytes:
-        self._uploaded_at = self._pump.now
-        try:
-            return self.upload.feed(data)
-        except ChunkError:
-            self.end(Ending.BODY_BROKEN)
-        except BodyTooLargeError:
-            self.end(Ending.BODY_TOO_LARGE)
-        return b""
-
-    def _engine_drained(self) -> None:
-        self._take_turns()
-        if not self.upload.rest:
-            self._client.resume()
-
-    def _client_gone(self, _clean: bool) -> None:
-        self.end(Ending.CLIENT_LEFT)
 
     # -- engine to client --------------------------------------------------------------------------------------
 
@@ -266,16 +155,14 @@ class Relay:
 
     def _open_answer(self, answer: Answer) -> bytes:
         """Return the head for the client once the engine's is complete; before that, interim heads or nothing."""
-        out = b""
-        for interim in answer.interim:
-            if interim.status != 100 and not self.head.old:
-                out += client_head(interim, old=False, close=False, ledger_id=None)
+        out = b"" if self.head.old else interim_heads(answer.interim)
         answer.interim = ()
-        if answer.head is None:
+        head = answer.head
+        if head is None:
             return out
-        if answer.head.switches and not self.head.upgrade:
+        if head.switches and not self.head.upgrade:
             raise BadAnswerError("an upgrade nobody asked for")
-        return out + self._start_answer(answer.head)
+        return out + self._start_answer(head)
 
     def _start_answer(self, head: AnswerHead) -> bytes:
         """Return the head for the client, and note what it means for the rest."""
@@ -320,15 +207,6 @@ class Relay:
 
     def _passed(self, size: int) -> None:
         self.bytes_out += size
-
-    def _take_turns(self) -> None:
-        """Note whose move is the next."""
-        engine, request = self._engine, self._request
-        waits = engine is not None and (self.upload.complete or bool(engine.outbox))
-        if not waits or self._complete or self._client.outbox:
-            request.engine_since = None
-        elif request.engine_since is None:
-            request.engine_since = self._pump.now
 
     def _engine_gone(self, clean: bool) -> None:
         if not self._complete:
@@ -386,15 +264,14 @@ class Relay:
         """End what has taken too long; called every now and then by the sweep."""
         if self.ending is not None:
             return
-        settings = self._settings
-        if self._deadline and now >= self._deadline:
-            self.end(Ending.DEADLINE)
-        elif self._client.outbox:
-            if now - self._client.blocked_since >= settings.client_stall_timeout:
-                self.end(Ending.CLIENT_STALLED)
-        elif (
-            not self.upload.complete
-            and now - self._uploaded_at >= settings.body_timeout
-            and not (self._engine is not None and self._engine.outbox)
-        ):
-            self.end(Ending.BODY_TOO_SLOW)
+        client, engine = self._client, self._engine
+        body_waits = not self.upload.complete and not (engine is not None and engine.outbox)
+        late = overdue(
+            self._settings,
+            now,
+            deadline=self._deadline,
+            blocked_since=client.blocked_since if client.outbox else None,
+            body_waits_since=self._uploaded_at if body_waits else None,
+        )
+        if late is not None:
+            self.end(late)

@@ -1,0 +1,156 @@
+"""The half of an exchange that goes from the client to the engine: the request head and its body.
+
+Rules:
+* What comes before there is a connection to the engine is kept, about one read of it; then nothing is.
+* Whose turn it is stands in the request at any time: the engine's once it has the whole request (or takes no more of
+  it), until its answer is whole or the client takes no more.
+* The other half (`relay`) builds on this one: it says what follows from the engine's bytes and from an end.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from vllm_supervisor.core.admission import OpenRequest
+from vllm_supervisor.core.chunked import ChunkError
+from vllm_supervisor.core.ending import Ending
+from vllm_supervisor.core.http_semantics import RequestHead, engine_head
+from vllm_supervisor.core.upload import BodyTooLargeError, Upload
+from vllm_supervisor.runtime.desk import Desk
+from vllm_supervisor.runtime.engine_links import EngineLink
+from vllm_supervisor.runtime.link import Link
+
+_EARLY_BYTES = 64 * 1024  # of a body, before there is a connection to send it on
+
+
+class RequestHalf(ABC):
+    """See the module's rules."""
+
+    # What begins so stands here, once, not in every one.
+    sent_any = False  # bytes went to the engine
+    _engine: EngineLink | None = None
+    _complete = False  # the engine's answer is
+    _deadline: float | None = None
+
+    def __init__(
+        self,
+        desk: Desk,
+        client: Link,
+        head: RequestHead,
+        request: OpenRequest,
+        over: Callable[[], None],
+        *,
+        ledgered: bool,
+    ) -> None:
+        """Relay `request`, and say `over` at its end."""
+        settings = desk.settings
+        self._desk = desk
+        self._pump = desk.pump
+        self._client = client
+        self._request = request
+        self._settings = settings
+        self._ledgered = ledgered
+        self._over = over
+        self.upload = Upload(head.length, max_body=settings.max_body, max_trailer=settings.max_head)
+        self._uploaded_at = desk.pump.now
+        self._first = b""
+        self.head = head
+        if settings.request_deadline:
+            self._deadline = request.admitted_at + settings.request_deadline
+
+    # -- the beginning -----------------------------------------------------------------------------------------
+
+    def begin(self, body: bytes) -> None:
+        """Take the client over, with what has come of the body; what comes until `start` is kept for it."""
+        self._first = engine_head(self.head, self._request.id.encode())
+        client = self._client
+        client.on_bytes = self._from_client
+        client.on_gone = self._client_gone
+        client.on_drained = self._client_drained
+        if len(body) == self.head.length:  # all of it has come, as it usually does
+            self.upload.take_whole()
+            self._first += body
+        elif body:
+            self._from_client(body)
+
+    def start(self, engine: EngineLink) -> bool:
+        """Send the first bytes; False if the connection took not one of them, so another may be tried."""
+        taken = engine.write(self._first)
+        if engine.deaf and not taken:
+            engine.close()
+            return False
+        self._first = b""
+        self._engine = engine
+        engine.on_bytes = self._first_from_engine
+        engine.on_gone = self._engine_gone
+        engine.on_drained = self._engine_drained
+        request, upload = self._request, self.upload
+        request.sent_at = now = self._pump.now
+        request.engine_id = request.id if self.head.request_id is None else self.head.request_id.decode("latin-1")
+        self.sent_any = True
+        if engine.outbox or upload.rest:
+            self._client.pause()
+        else:
+            self._client.resume()
+        if upload.complete or engine.outbox:
+            request.engine_since = now
+        return True
+
+    # -- client to engine --------------------------------------------------------------------------------------
+
+    def _from_client(self, data: bytes) -> None:
+        out = self._feed_upload(data)
+        engine = self._engine
+        if engine is None:
+            self._first += out
+        elif out:
+            engine.write(out)
+            if engine.outbox:
+                self._client.pause()
+        if self.upload.rest or len(self._first) > _EARLY_BYTES:
+            self._client.pause()
+        self._take_turns()
+
+    def _feed_upload(self, data: bytes) -> bytes:
+        self._uploaded_at = self._pump.now
+        try:
+            return self.upload.feed(data)
+        except ChunkError:
+            self.end(Ending.BODY_BROKEN)
+        except BodyTooLargeError:
+            self.end(Ending.BODY_TOO_LARGE)
+        return b""
+
+    def _engine_drained(self) -> None:
+        self._take_turns()
+        if not self.upload.rest:
+            self._client.resume()
+
+    def _client_gone(self, _clean: bool) -> None:
+        self.end(Ending.CLIENT_LEFT)
+
+    def _take_turns(self) -> None:
+        """Note whose move is the next."""
+        engine, request = self._engine, self._request
+        waits = engine is not None and (self.upload.complete or bool(engine.outbox))
+        if not waits or self._complete or self._client.outbox:
+            request.engine_since = None
+        elif request.engine_since is None:
+            request.engine_since = self._pump.now
+
+    # -- the other half ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def end(self, ending: Ending) -> bool:
+        """End the exchange, unless it has ended already (False)."""
+
+    @abstractmethod
+    def _first_from_engine(self, data: bytes) -> None:
+        """Take the beginning of the answer."""
+
+    @abstractmethod
+    def _engine_gone(self, clean: bool) -> None:
+        """Take note that the engine sends no more."""
+
+    @abstractmethod
+    def _client_drained(self) -> None:
+        """Go on, now that the client has taken what it was sent."""
