@@ -99,7 +99,7 @@ def test_the_hooks_time_comes_off_the_outer_limit(start_mock: StartMock, account
     parts = ("hook", "propagation", "drain", "engine_stop", "documentation", "reserve")
     assert abs(sum(plan[name] for name in parts) - 60.0) < 0.001, plan
     assert late["n"] == 1
-    assert 0.0 < late["last_after_s"] <= plan["hook"]
+    assert 0.0 < late["last_after_s"] <= round(plan["hook"], 3)  # to the millisecond, as the report has it
 
 
 def test_propagation_refuses_and_goes_on_working(start_mock: StartMock, account: Account) -> None:
