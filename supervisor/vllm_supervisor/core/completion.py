@@ -258,16 +258,16 @@ class _OtherStream(EventLines):
 class _Whole:
     """A whole JSON answer: parsed when small, else searched as it passes and only its last byte looked at."""
 
-    __slots__ = ("_aborted", "_class", "_large", "_pieces", "_reason", "_size", "_tail")
+    # What begins so stands here, once, not in every judge.
+    _size = 0
+    _large = False
+    _tail = b""
+    _aborted = False
+    _reason = False
 
     def __init__(self, request_class: RequestClass) -> None:
         self._class = request_class
         self._pieces: list[bytes] = []
-        self._size = 0
-        self._large = False
-        self._tail = b""
-        self._aborted = False
-        self._reason = False
 
     def feed(self, data: bytes) -> None:
         if not self._large:

@@ -192,16 +192,17 @@ class Connection:
         return False
 
     def _serve(self, raw: bytes) -> None:
-        head = self._hall.heads.read(raw)
+        hall = self._hall
+        head = hall.heads.read(raw)
         if isinstance(head, BadRequest):
             self._refuse(head)
             return
-        route = self._hall.router.route(head.method, head.target, upgrade=head.upgrade)
+        route = hall.router.route(head.method, head.target, upgrade=head.upgrade)
         if route.kind in _TO_ENGINE and not self._health_only:
             body, self._inbox = self._inbox, b""
             self._pending = head.length - len(body)
             exchange = self._exchange = Exchange(
-                self._hall.desk, self._link, head, route, over=self._exchange_over, later=self._later
+                hall.desk, self._link, head, route, over=self._exchange_over, later=self._later
             )
             exchange.begin(body)
         else:

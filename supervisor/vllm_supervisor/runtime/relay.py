@@ -175,7 +175,7 @@ class Relay(RequestHalf):
         self._answer_head = head
         self.status = status
         self._good = status < 300
-        if head.open_ended:
+        if head.length is None and head.open_ended:
             self._chunked_out = not old
             self.must_reset = old
             if stream and self._good and not old and self._engine is not None:
