@@ -8,6 +8,8 @@ import trio
 from fakes.door import READY, STARTING, Door, in_trio, open_door
 from fakes.raw_engine import LAST_CHUNK, STREAM_HEAD, Call, event, ok, token
 from vllm_supervisor.core.words import ClosedReason, Cut
+from vllm_supervisor.runtime.engine_links import EngineLink
+from vllm_supervisor.runtime.relay import Relay
 
 DONE = event(b"[DONE]")
 
@@ -418,3 +420,33 @@ async def test_without_its_acceptance_on_record_a_request_is_refused():
         await door.idle()
         assert door.journal.story == [("failed", "ledger_unavailable", "supervisor", "not_started", "none")]
         assert not door.engine.heads
+
+
+@in_trio
+async def test_a_fault_of_ours_ends_its_own_exchange_alone(monkeypatch: pytest.MonkeyPatch):
+    """Of two requests whose acceptances were written together one meets a fault; the other is answered, and so is the next."""
+    start, faults = Relay.start, iter([True])
+
+    def fail_once(relay: Relay, engine: EngineLink) -> bool:
+        if next(faults, False):
+            engine.close()
+            raise ZeroDivisionError
+        return start(relay, engine)
+
+    async with open_door() as door:
+        clients = [await door.client(), await door.client()]
+        for client in clients:  # so that there are idle connections to the engine, and nothing has to wait
+            await client.post(b"/v1/completions")
+        for client in clients:
+            await client.answer()
+        monkeypatch.setattr(Relay, "start", fail_once)
+        for client in clients:
+            await client.post(b"/v1/completions")
+        assert await clients[0].to_end() == b""
+        assert (await clients[1].answer())[0].startswith(b"HTTP/1.1 200")
+        await clients[1].post(b"/v1/completions")
+        assert (await clients[1].answer())[0].startswith(b"HTTP/1.1 200")
+        await door.idle()
+        told = [entry["exc_info"] for entry in door.log if entry["log_level"] == "error"]
+        assert [type(fault) for fault in told] == [ZeroDivisionError]
+        door.log.clear()

@@ -58,7 +58,8 @@ class EngineLinks:
 
     def give_back(self, link: EngineLink) -> None:
         """Keep a connection whose last answer ended cleanly."""
-        if link.generation != self._upstreams.generation or link.ended or link.deaf or len(self._idle) >= _MAX_IDLE:
+        stale = link.generation != self._upstreams.generation or link.ended or link.deaf
+        if stale or link.resting or len(self._idle) >= _MAX_IDLE:  # one that rests could not be watched
             link.close()
             return
         link.idle_since = self._pump.now

@@ -166,6 +166,12 @@ class Exchange:
             self._later(self._wait_for_record)
             return
         self._told = True
+        try:
+            self._go_on(relay)
+        except Exception as fault:  # noqa: BLE001 - our fault ends this exchange, not the turn with all others
+            self._client.fail(fault)
+
+    def _go_on(self, relay: Relay) -> None:
         if relay.ending is None:
             self._launch(relay)
         else:
@@ -178,10 +184,7 @@ class Exchange:
         self._told = True  # the journal enters it before it waits
         if not await self._desk.journal.accepted(request):
             relay.end(Ending.LEDGER)
-        if relay.ending is None:
-            self._launch(relay)
-        else:
-            self._ended()
+        self._go_on(relay)
 
     def _launch(self, relay: Relay) -> None:
         """Send the request on an idle connection, or on a new one if there is none."""

@@ -39,7 +39,6 @@ class Link:
         "_patient",
         "_pump",
         "_reading",
-        "_resting",
         "_tls",
         "blocked_since",
         "closed",
@@ -49,6 +48,7 @@ class Link:
         "on_drained",
         "on_gone",
         "outbox",
+        "resting",
         "sock",
     )
 
@@ -60,7 +60,7 @@ class Link:
         self._patient = patient
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._reading = True
-        self._resting = False
+        self.resting = False  # reads nothing for a few milliseconds
         self._mask = 0
         self.outbox = bytearray()
         self.blocked_since = 0.0
@@ -137,13 +137,13 @@ class Link:
 
     def rest(self) -> None:
         """Let bytes gather for a few milliseconds before the next read. `pause` and `resume` are not touched."""
-        if not self._resting:
-            self._resting = True
+        if not self.resting:
+            self.resting = True
             self._watch()
             self._pump.rest(self._rested)
 
     def _rested(self) -> None:
-        self._resting = False
+        self.resting = False
         self._watch()
 
     def _receive(self) -> None:
@@ -179,9 +179,13 @@ class Link:
             else:
                 self._handle(events)
         except Exception as fault:  # noqa: BLE001 - our fault ends this exchange, not the pump with all others
-            self._pump.on_fault(fault)
-            self._end(clean=False)
-            self.close()
+            self.fail(fault)
+
+    def fail(self, fault: Exception) -> None:
+        """End the connection for a fault of ours."""
+        self._pump.on_fault(fault)
+        self._end(clean=False)
+        self.close()
 
     def _handle(self, events: int) -> None:
         if self.outbox and events & ~READABLE:
@@ -197,7 +201,7 @@ class Link:
             return
         mask = WRITABLE if self.outbox else 0
         if self._reading:
-            mask |= 0 if self._resting else READABLE
+            mask |= 0 if self.resting else READABLE
         elif not self._patient and not self.ended:
             mask |= HANGUP
         if mask == self._mask:
