@@ -52,6 +52,8 @@ class FakeJournal:
     hold: trio.Event | None = None
     fails: bool = False  # as with ledger.required and a full disk
     in_turn: bool = False
+    writes: int = 0  # of acceptances, which share one within a turn
+    entered: set[str] = field(default_factory=set)  # ids that have begun to be accepted, as in the real one
     waiting: list[tuple[OpenRequest, Callable[[bool], None]]] = field(default_factory=list)
 
     def begin_turn(self) -> None:
@@ -62,21 +64,29 @@ class FakeJournal:
         """Note those that have waited."""
         self.in_turn = False
         waiting, self.waiting = self.waiting, []
+        if waiting:
+            self.writes += 1
         for request, told in waiting:
-            self.accept(request, told)
+            self._write(request, told)
 
     def accept(self, request: OpenRequest, told: Callable[[bool], None]) -> None:
         """Note the id, at the end of a turn, unless acceptances are held or fail."""
         if self.in_turn:
             self.waiting.append((request, told))
-            return
+        else:
+            self.writes += 1
+            self._write(request, told)
+
+    def _write(self, request: OpenRequest, told: Callable[[bool], None]) -> None:
         now = self.hold is None and not self.fails
         if now:
+            self.entered.add(request.id)
             self.accepted_ids.append(request.id)
         told(now)
 
     async def accepted(self, request: OpenRequest) -> bool:
         """Note the id, unless the ledger is to fail."""
+        self.entered.add(request.id)
         if self.hold is not None:
             await self.hold.wait()
         if self.fails:
@@ -267,6 +277,7 @@ async def open_door(
         faults = [entry for entry in log if entry["log_level"] == "error"]
         assert not faults, faults
         assert not gate.in_flight
+        assert {o.id for o in journal.outcomes} <= journal.entered
         assert len(journal.outcomes) == len({o.id for o in journal.outcomes}) == len(journal.executions)
 
 

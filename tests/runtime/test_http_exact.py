@@ -5,7 +5,7 @@ import json
 import pytest
 import trio
 
-from fakes.door import in_trio, open_door
+from fakes.door import Client, in_trio, open_door
 from fakes.raw_engine import LAST_CHUNK, STREAM_HEAD, Call, chunk, event, ok, token
 from vllm_supervisor.core.front_door_settings import FrontDoorSettings
 from vllm_supervisor.core.words import Cut
@@ -236,9 +236,29 @@ async def test_bytes_beyond_an_answer_never_reach_a_client(surplus: bytes):
         assert door.engine.calls == 2
 
 
+def whole(number: int, kind: str, body: bytes) -> bytes:
+    """Build an answer whose head was seen before, or never, or one that comes in chunks."""
+    if kind == "known":
+        return ok(body)
+    if kind == "new":
+        return b"HTTP/1.1 200 OK\r\nX-Number: %d\r\nContent-Length: %d\r\n\r\n%b" % (number, len(body), body)
+    return STREAM_HEAD + chunk(body) + LAST_CHUNK
+
+
+async def taken(client: Client, kind: str) -> bytes:
+    """Receive the body of such an answer."""
+    if kind != "chunked":
+        return (await client.answer())[1]
+    await client.until(b"\r\n\r\n")
+    body = await client.exactly(int(await client.until(b"\r\n"), 16))
+    assert await client.until(LAST_CHUNK) == b"\r\n" + LAST_CHUNK
+    return body
+
+
+@pytest.mark.parametrize("kind", ["known", "new", "chunked"])
 @in_trio
-async def test_bytes_beyond_an_answer_that_a_client_is_slow_to_take_drop_the_connection():
-    """They come while the answer, whole and with a known head, still waits for room; the next request is not given them."""
+async def test_bytes_beyond_an_answer_that_a_client_is_slow_to_take_drop_the_connection(kind: str):
+    """They come while the whole answer still waits for room: neither this answer nor the next request is given them."""
     many, blocked = 200, trio.Event()
     paths = [b"/%03d" % number for number in range(many)]
 
@@ -246,7 +266,8 @@ async def test_bytes_beyond_an_answer_that_a_client_is_slow_to_take_drop_the_con
         while True:
             with trio.move_on_after(10 if blocked.is_set() else 0.5):
                 head, _ = await call.request()
-                await call.send(ok(head.split(b" ")[1] * 10_000))
+                path = head.split(b" ")[1]
+                await call.send(whole(int(path[1:]), kind, path * 10_000))
                 continue
             await call.send(ok(b"evil"))  # no further request comes: the client takes no more
             blocked.set()
@@ -260,7 +281,7 @@ async def test_bytes_beyond_an_answer_that_a_client_is_slow_to_take_drop_the_con
             await client.post(path)
         await blocked.wait()
         for path in paths:
-            assert (await client.answer())[1] == path * 10_000
+            assert await taken(client, kind) == path * 10_000
         assert door.engine.calls == 2
 
 

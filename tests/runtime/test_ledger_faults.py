@@ -294,3 +294,37 @@ def test_a_place_that_cannot_be_written_is_said_at_start(tmp_path: Path) -> None
 
     with pytest.raises(SetupError, match="state_dir"):
         run_writer(tmp_path / "file" / "ledger", body)
+
+
+class TornOps(FailingOps):
+    """Writes one line and a part of the next, once, when `armed`; what follows finds a full disk."""
+
+    armed = False
+
+    def write(self, fd: int, data: memoryview) -> int:  # type: ignore[override]
+        """Write, as far as it is let."""
+        if self.armed:
+            self.armed = False
+            self.fail("write", errno.ENOSPC)
+            return os.write(fd, data[: bytes(data).index(b"\n") + 5])
+        return super().write(fd, data)
+
+
+def test_whole_lines_of_a_write_that_failed_are_not_there_twice(tmp_path: Path) -> None:
+    """They cannot be cut off at once either; the next open does, before they are written again."""
+    ops = TornOps()
+
+    async def body(writer: LedgerWriter) -> None:
+        await writer.append_and_wait(line(0), "")
+        ops.armed = True
+        ops.fail("truncate", errno.EIO)
+        told: list[bool] = []
+        writer.begin_turn()
+        writer.append(line(1))
+        writer.accept(line(2), "r-2", told.append)
+        writer.end_turn()
+        assert told == [False]
+        await writer.append_and_wait(line(2), "r-2")
+
+    run_writer(tmp_path, body, ops=ops)
+    assert numbers(tmp_path) == [0, 1, 2]

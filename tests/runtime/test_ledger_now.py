@@ -161,3 +161,19 @@ def test_a_full_segment_is_left_to_the_thread(tmp_path: Path) -> None:
         assert writer.health().segment == 2
 
     run_writer(tmp_path, body, segment_bytes=len(line(0)) * 20)
+
+
+def test_a_removed_file_is_noticed_by_each_that_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the thread has made a new one no acceptance is told to be in the file that is gone."""
+    monkeypatch.setattr("vllm_supervisor.runtime.ledger_quick.LOOK_EVERY_S", 0.0)
+    directory = tmp_path / "l"
+
+    async def body(writer: LedgerWriter) -> None:
+        await writer.append_and_wait(line(0), "")
+        assert accept(writer, 1) == [True]
+        for path in directory.iterdir():
+            path.unlink()
+        monkeypatch.setattr("vllm_supervisor.runtime.ledger_quick.LOOK_EVERY_S", 1000.0)
+        assert [accept(writer, 2), accept(writer, 3)] == [[False], [False]]
+
+    run_writer(directory, body)

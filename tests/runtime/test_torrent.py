@@ -4,6 +4,7 @@ import re
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -11,8 +12,13 @@ import trio.testing
 
 from fakes.door import Client, in_trio, open_door
 from fakes.raw_engine import LAST_CHUNK, STREAM_HEAD, Call, event, token
+from vllm_supervisor.adapters.http1 import AnswerHeads, RequestHeads
+from vllm_supervisor.core.admission import OpenRequest
+from vllm_supervisor.core.front_door_settings import FrontDoorSettings
+from vllm_supervisor.core.words import RequestClass
 from vllm_supervisor.runtime.link import Link
-from vllm_supervisor.runtime.pump import REST_S, Pump
+from vllm_supervisor.runtime.pump import DOZE_S, Pump
+from vllm_supervisor.runtime.relay import Relay
 
 MANY = 50_000  # events: so many are never needed
 FEW = 100
@@ -61,74 +67,74 @@ def in_rig() -> Callable[..., None]:
     return run
 
 
-def test_bytes_gather_while_a_link_rests(in_rig):
-    """What comes during a rest is read at its end, in one piece."""
+def test_bytes_gather_while_a_link_dozes(in_rig):
+    """What comes while a link dozes is read at its end, in one piece."""
 
     async def test(rig: Rig) -> None:
         began = trio.current_time()
-        rig.link.rest()
+        rig.link.doze()
         rig.peer.send(b"one ")
-        await trio.sleep(REST_S / 3)
+        await trio.sleep(DOZE_S / 3)
         rig.peer.send(b"two")
-        await trio.sleep(REST_S)
+        await trio.sleep(DOZE_S)
         assert [what for _, what in rig.told] == [b"one two"]
-        assert rig.told[0][0] == pytest.approx(began + REST_S)
+        assert rig.told[0][0] == pytest.approx(began + DOZE_S)
 
     in_rig(test)
 
 
-def test_all_that_rest_are_woken_together(in_rig):
-    """One wake-up serves every link that rests, also one that came later."""
+def test_all_that_doze_are_woken_together(in_rig):
+    """One wake-up serves every link that dozes, also one that came later."""
 
     async def test(rig: Rig) -> None:
         woken: list[float] = []
-        rig.pump.rest(lambda: woken.append(trio.current_time()))
-        await trio.sleep(REST_S / 2)
-        rig.pump.rest(lambda: woken.append(trio.current_time()))
-        await trio.sleep(REST_S)
+        rig.pump.doze(lambda: woken.append(trio.current_time()))
+        await trio.sleep(DOZE_S / 2)
+        rig.pump.doze(lambda: woken.append(trio.current_time()))
+        await trio.sleep(DOZE_S)
         assert len(woken) == 2
         assert len(set(woken)) == 1
 
     in_rig(test)
 
 
-def test_a_rest_ends_no_pause(in_rig):
-    """Who paused a link before its rest was over still has it paused afterwards."""
+def test_a_doze_ends_no_pause(in_rig):
+    """Who paused a link before its doze was over still has it paused afterwards."""
 
     async def test(rig: Rig) -> None:
-        rig.link.rest()
+        rig.link.doze()
         rig.link.pause()
         rig.peer.send(b"one")
-        await trio.sleep(REST_S * 3)
+        await trio.sleep(DOZE_S * 3)
         assert not rig.told
         rig.link.resume()
-        await trio.sleep(REST_S)
+        await trio.sleep(DOZE_S)
         assert [what for _, what in rig.told] == [b"one"]
 
     in_rig(test)
 
 
-def test_the_end_during_a_rest_is_told_after_the_bytes(in_rig):
+def test_the_end_during_a_doze_is_told_after_the_bytes(in_rig):
     """A peer that sends and closes meanwhile loses nothing."""
 
     async def test(rig: Rig) -> None:
-        rig.link.rest()
+        rig.link.doze()
         rig.peer.send(b"last")
         rig.peer.close()
-        await trio.sleep(REST_S * 2)
+        await trio.sleep(DOZE_S * 2)
         assert [what for _, what in rig.told] == [b"last", True]
 
     in_rig(test)
 
 
-def test_a_link_that_is_closed_while_it_rests_stays_closed(in_rig):
+def test_a_link_that_is_closed_while_it_dozes_stays_closed(in_rig):
     """Nothing is told of it afterwards, and its descriptor may be somebody else's."""
 
     async def test(rig: Rig) -> None:
-        rig.link.rest()
+        rig.link.doze()
         rig.peer.send(b"late")
         rig.link.close()
-        await trio.sleep(REST_S * 2)
+        await trio.sleep(DOZE_S * 2)
         assert not rig.told
 
     in_rig(test)
@@ -142,6 +148,64 @@ def line(number: int) -> bytes:
 def numbers(stream: bytes) -> list[int]:
     """List the numbers of the events in a stream, as they came."""
     return [int(number) for number in re.findall(rb'"n":(\d+)', stream)]
+
+
+class StubLink:
+    """A link without a socket: takes everything, and counts how often it was told to doze."""
+
+    outbox = b""
+    deaf = ended = closed = False
+
+    def __init__(self) -> None:
+        self.dozes = 0
+
+    def write(self, data: bytes) -> int:
+        """Take all of it."""
+        return len(data)
+
+    def doze(self) -> None:
+        """Count."""
+        self.dozes += 1
+
+    def pause(self) -> None:
+        """Go on."""
+
+    resume = close = pause
+
+
+def test_a_torrent_that_goes_on_is_read_twice_a_doze():
+    """Sixteen close events begin it; then what has gathered and one more, close behind it, show that it goes on."""
+    pump = SimpleNamespace(now=100.0)
+    settings = FrontDoorSettings()
+    desk = SimpleNamespace(settings=settings, pump=pump, heads=AnswerHeads(), closing=lambda: False)
+    request = OpenRequest("r-1", RequestClass.COMPLETIONS, pump.now)
+    raw = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n"
+    head = RequestHeads(settings.max_body).read(raw)
+    engine = StubLink()
+    relay = Relay(desk, StubLink(), head, request, lambda: None, ledgered=True)
+    relay.begin(b"{}")
+    relay.start(engine)
+    engine.on_bytes(STREAM_HEAD)
+
+    def events_until_it_dozes() -> int:
+        before = engine.dozes
+        for number in range(100):
+            if engine.dozes > before:
+                return number
+            engine.on_bytes(event(line(number)))
+            pump.now += 0.0005
+        raise AssertionError("it never dozes")
+
+    read = []
+    for _ in range(4):
+        read.append(events_until_it_dozes())
+        pump.now += DOZE_S
+    assert read == [17, 2, 2, 2]
+    pump.now += 0.002  # slower, as tokens come
+    for number in range(100):
+        engine.on_bytes(event(line(number)))
+        pump.now += 0.002
+    assert engine.dozes == 4
 
 
 async def stream_through(produce: Callable[[Call], Awaitable[int]]) -> None:
@@ -165,27 +229,27 @@ async def stream_through(produce: Callable[[Call], Awaitable[int]]) -> None:
 
 
 @pytest.fixture
-def rests(monkeypatch) -> list[Link]:
-    """Every link that was told to rest."""
+def dozes(monkeypatch) -> list[Link]:
+    """Every link that was told to doze."""
     told: list[Link] = []
-    rest = Link.rest
+    doze = Link.doze
 
     def noted(link: Link) -> None:
         told.append(link)
-        rest(link)
+        doze(link)
 
-    monkeypatch.setattr(Link, "rest", noted)
+    monkeypatch.setattr(Link, "doze", noted)
     return told
 
 
 @in_trio
-async def test_a_torrent_rests_and_arrives_whole(rests):
+async def test_a_torrent_dozes_and_arrives_whole(dozes):
     """Event upon event with hardly a pause: after a while they are gathered, and each arrives, in order."""
 
     async def produce(call: Call) -> int:
         def torrent() -> int:
             for number in range(MANY):
-                if len(rests) >= 3:
+                if len(dozes) >= 3:
                     return number
                 call.send_now(event(line(number)))
                 time.sleep(0.0001)
@@ -194,11 +258,11 @@ async def test_a_torrent_rests_and_arrives_whole(rests):
         return await trio.to_thread.run_sync(torrent)
 
     await stream_through(produce)
-    assert len(rests) >= 3
+    assert len(dozes) >= 3
 
 
 @in_trio
-async def test_tokens_of_an_engine_never_wait(rests):
+async def test_tokens_of_an_engine_never_wait(dozes):
     """Events 2 ms apart, 500 tokens a second for one stream, are passed on at once, every one."""
 
     async def produce(call: Call) -> int:
@@ -208,4 +272,4 @@ async def test_tokens_of_an_engine_never_wait(rests):
         return FEW
 
     await stream_through(produce)
-    assert not rests
+    assert not dozes

@@ -58,6 +58,7 @@ class LedgerFile:
         self._ops = ops or FileOps()
         self._hold = hold
         self._fd = -1
+        self._torn: tuple[int, int] | None = None  # a segment that holds data whose writing failed, and its right size
 
     def ready(self) -> bool:
         """See that an open segment with room is there; True if one was opened just now. Raises OSError."""
@@ -93,8 +94,9 @@ class LedgerFile:
                 done += self._ops.write(self._fd, memoryview(data)[done:])
         except OSError:
             if done:
-                with suppress(OSError):  # if this fails too, the next open mends it
-                    self._ops.truncate(self._fd, self.size)
+                self._torn = (self.number, self.size)
+                with suppress(OSError):  # if this fails too, the next open does it
+                    self._untear(self._fd, self.number)
             self.close()
             raise
         self.size += size
@@ -138,6 +140,7 @@ class LedgerFile:
             path = self.directory / segment_name(number)
             fd = self._ops.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
+                self._untear(fd, number)
                 size = self._mend(fd)
                 if size == 0:
                     self._sync_directory()
@@ -149,6 +152,13 @@ class LedgerFile:
             self._ops.close(fd)
             number += 1
         self._fd, self.size, self.number = fd, size, number
+
+    def _untear(self, fd: int, number: int) -> None:
+        """Take out of the file what is there of data whose writing failed, whole lines included."""
+        if self._torn is not None and self._torn[0] == number:
+            if self._ops.stat(fd).st_size > self._torn[1]:
+                self._ops.truncate(fd, self._torn[1])
+            self._torn = None
 
     def _mend(self, fd: int) -> int:
         """Bring the end of the file to the end of a line; return its size then."""

@@ -61,7 +61,7 @@ class Journal(Protocol):
     def accept(self, request: OpenRequest, told: Callable[[bool], None]) -> None:
         """Write the acceptance, now or with others at the end of the turn, and say so: no byte may go to the engine before.
 
-        `told(False)`: it could not be written without waiting and nothing was done, so await `accepted`.
+        `told(False)`: it could not be written without waiting and nothing was done about it, so await `accepted`.
         """
 
     async def accepted(self, request: OpenRequest) -> bool:

@@ -59,7 +59,7 @@ class EngineLinks:
     def give_back(self, link: EngineLink) -> None:
         """Keep a connection whose last answer ended cleanly."""
         stale = link.generation != self._upstreams.generation or link.ended or link.deaf
-        if stale or link.resting or len(self._idle) >= _MAX_IDLE:  # one that rests could not be watched
+        if stale or link.dozing or len(self._idle) >= _MAX_IDLE:  # one that dozes could not be watched
             link.close()
             return
         link.idle_since = self._pump.now

@@ -5,8 +5,8 @@ Rules:
 * The acceptance is on record before one byte goes to the engine.
 * A request is sent again, on another connection, only if not one byte of it went out.
 * All goes as far as it can without waiting, usually the whole way; only what must wait needs the connection's task.
-* However it ends, one outcome with one execution statement is written and the place is given back, at once and by
-  plain code.
+* However it ends, the place is given back and one outcome with one execution statement goes to the journal, at once and
+  by plain code; the journal writes it with the turn.
 """
 
 from collections.abc import Awaitable, Callable
@@ -64,7 +64,7 @@ class Exchange:
         self._ledgered = route.kind is Kind.GATED
         self._over = over
         self._later = later
-        self._told = not self._ledgered  # the journal knows of the request
+        self._entered = not self._ledgered  # the journal knows of the request
 
     def begin(self, body: bytes) -> None:
         """Begin, with what has come of the body."""
@@ -82,6 +82,8 @@ class Exchange:
         """End it, because the front door itself is taken down."""
         if self._relay is not None:
             self._relay.end(Ending.STOPPED)
+            if not self._entered:
+                self._forget()
 
     def tick(self, now: float) -> None:
         """Look at the time limits."""
@@ -124,6 +126,8 @@ class Exchange:
             self._client.on_gone = lambda _clean: scope.cancel()
             while isinstance(admitted, Rejection) and admitted.code in _HOLDABLE:
                 await desk.changed.park()
+                if self._client.ended:  # in the same moment as admission opened
+                    break
                 admitted = self._admit()
         return admitted
 
@@ -165,7 +169,7 @@ class Exchange:
         if not written:
             self._later(self._wait_for_record)
             return
-        self._told = True
+        self._entered = True
         try:
             self._go_on(relay)
         except Exception as fault:  # noqa: BLE001 - our fault ends this exchange, not the turn with all others
@@ -181,7 +185,10 @@ class Exchange:
         request, relay = self._request, self._relay
         if request is None or relay is None:
             return
-        self._told = True  # the journal enters it before it waits
+        if relay.ending is not None:
+            self._forget()
+            return
+        self._entered = True  # the journal enters it before it waits
         if not await self._desk.journal.accepted(request):
             relay.end(Ending.LEDGER)
         self._go_on(relay)
@@ -193,9 +200,7 @@ class Exchange:
             if engine is None:
                 self._later(self._connect)
                 break
-            if self._head.expects_continue:
-                self._say_continue(relay)
-            if relay.start(engine):
+            if self._send(relay, engine):
                 break
 
     async def _connect(self) -> None:
@@ -217,10 +222,17 @@ class Exchange:
         if relay.ending is not None:
             engine.close()
             return
+        if not self._send(relay, engine):
+            relay.end(Ending.ENGINE_FAILED)
+
+    def _send(self, relay: Relay, engine: EngineLink) -> bool:
+        """Send the request on `engine`; False if the connection took no byte of it, so another may be tried."""
         if self._head.expects_continue:
             self._say_continue(relay)
-        if not relay.start(engine):
-            relay.end(Ending.ENGINE_FAILED)
+            if relay.ending is not None:  # the client had gone
+                engine.close()
+                return True
+        return relay.start(engine)
 
     def _say_continue(self, relay: Relay) -> None:
         """Ask the client for the body it holds back, once, unless it has begun to send it."""
@@ -237,16 +249,23 @@ class Exchange:
     def _ended(self) -> None:
         """Account for the exchange. An end before the journal knows of the request waits until it does."""
         request, relay = self._request, self._relay
-        if request is None or relay is None or not self._told:
+        if request is None or relay is None or not self._entered:
             return
         if self._scope is not None:
             self._scope.cancel()
         request.cut = _already_over
-        if self._ledgered:
-            self._account(request, relay)
-        self._desk.gate.release(request)
-        self._relay = None  # no ring is left for the collector
-        self._over(relay)
+        try:
+            if self._ledgered:
+                self._account(request, relay)
+        finally:  # a fault of the books must not keep the place
+            self._desk.gate.release(request)
+            self._relay = None  # no ring is left for the collector
+            self._over(relay)
+
+    def _forget(self) -> None:
+        """End what has ended before anything of it was on record: only its place is given back."""
+        self._entered, self._ledgered = True, False
+        self._ended()
 
     def _account(self, request: OpenRequest, relay: Relay) -> None:
         ending = relay.ending or Ending.STOPPED
@@ -259,7 +278,7 @@ class Exchange:
             if ending is Ending.ANSWERED:
                 outcome, why = judged.outcome, judged.why
         admitted, first = request.admitted_at, request.first_byte_at
-        told = RequestOutcome(
+        ended = RequestOutcome(
             request.id,
             request.request_class,
             outcome,
@@ -272,7 +291,7 @@ class Exchange:
             self._desk.now() - admitted,
             marker,
         )
-        self._desk.journal.ended(told, *_execution(relay, ending, judged))
+        self._desk.journal.ended(ended, *_execution(relay, ending, judged))
 
 
 def _execution(relay: Relay, ending: Ending, judged: Judgement | None) -> tuple[ExecutionState, Evidence]:

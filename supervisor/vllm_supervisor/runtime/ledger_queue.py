@@ -24,9 +24,8 @@ class Turn:
         self._data: list[bytes] = []
         self._opens: list[str] = []
         self._settles: list[str] = []
-        self._ends: list[
-            tuple[bytes, int, str]
-        ] = []  # data that is no acceptance, its lines, what the last one settles
+        # Data that is no acceptance, its lines, and the id that the last of them settles.
+        self._ends: list[tuple[bytes, int, str]] = []
         self.told: list[Told] = []
         self.lines = 0
 

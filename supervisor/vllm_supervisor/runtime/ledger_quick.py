@@ -34,9 +34,9 @@ class QuickWay:
             return False
         try:
             if began >= self._look_at:
-                self._look_at = began + LOOK_EVERY_S
                 if not file.there():
                     return False
+                self._look_at = began + LOOK_EVERY_S
             if not file.put_now(data):
                 return False
         except OSError:

@@ -50,7 +50,7 @@ class LedgerSync:
     def close(self, *, writer_done: bool) -> None:
         """Come to an end: at once ready for it, and then, when the writer is done, with a last sync."""
         self._closing = True
-        self._writer_done = writer_done
+        self._writer_done = self._writer_done or writer_done  # who closes again does not make it write again
         self._due.notify()
 
     # -- the thread --------------------------------------------------------------------------------------------

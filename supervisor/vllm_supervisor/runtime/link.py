@@ -43,12 +43,12 @@ class Link:
         "blocked_since",
         "closed",
         "deaf",
+        "dozing",
         "ended",
         "on_bytes",
         "on_drained",
         "on_gone",
         "outbox",
-        "resting",
         "sock",
     )
 
@@ -60,7 +60,7 @@ class Link:
         self._patient = patient
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._reading = True
-        self.resting = False  # reads nothing for a few milliseconds
+        self.dozing = False  # reads nothing for a few milliseconds
         self._mask = 0
         self.outbox = bytearray()
         self.blocked_since = 0.0
@@ -135,15 +135,15 @@ class Link:
             if self._tls and self.sock.pending():  # type: ignore[attr-defined]  # _tls says it is an SSLSocket
                 self._receive()
 
-    def rest(self) -> None:
+    def doze(self) -> None:
         """Let bytes gather for a few milliseconds before the next read. `pause` and `resume` are not touched."""
-        if not self.resting:
-            self.resting = True
+        if not self.dozing:
+            self.dozing = True
             self._watch()
-            self._pump.rest(self._rested)
+            self._pump.doze(self._awake)
 
-    def _rested(self) -> None:
-        self.resting = False
+    def _awake(self) -> None:
+        self.dozing = False
         self._watch()
 
     def _receive(self) -> None:
@@ -201,7 +201,7 @@ class Link:
             return
         mask = WRITABLE if self.outbox else 0
         if self._reading:
-            mask |= 0 if self.resting else READABLE
+            mask |= 0 if self.dozing else READABLE
         elif not self._patient and not self.ended:
             mask |= HANGUP
         if mask == self._mask:

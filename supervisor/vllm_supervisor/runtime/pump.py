@@ -9,7 +9,7 @@ pump lingers: it waits in the inner epoll itself for up to a millisecond before 
 that: it never lingers when a task of the front door has something to do, nor beyond a turn of two milliseconds.
 
 The opposite is a torrent: reading every few bytes at once would wake the sender's and our processor for each. Who is
-fed by one rests, and all that rest are woken together a few milliseconds later, when there is much to read at once.
+fed by one dozes, and all that doze are woken together a few milliseconds later, when there is much to read at once.
 
 Contract:
 * `add`/`change`/`forget` register a descriptor with its handler; registrations are level-triggered.
@@ -36,7 +36,7 @@ GONE = HANGUP | _ALWAYS_TOLD
 _BATCH = 512
 _LINGER_S = 0.001  # the shortest an epoll waits for
 _TURN_S = 0.002
-REST_S = 0.003  # at 200 MB/s in 32 streams, about what one read takes of each
+DOZE_S = 0.003  # at 200 MB/s in 32 streams, about what one read takes of each
 
 
 def _nothing() -> None: ...
@@ -62,8 +62,8 @@ class Pump:
         self.now = now()
         self.at_work = 0  # tasks of the front door that wait for something else than the pump
         self.hurry = False  # a task was woken: it is its turn
-        self._resting: list[Callable[[], None]] = []
-        self._rest_ends = 0.0
+        self._dozing: list[Callable[[], None]] = []
+        self._doze_ends = 0.0
 
     def add(self, descriptor: int, events: int, handler: Handler) -> None:
         """Serve `descriptor` with `handler` from now on."""
@@ -79,22 +79,22 @@ class Pump:
         self._epoll.unregister(descriptor)
         del self._handlers[descriptor]
 
-    def rest(self, wake: Callable[[], None]) -> None:
-        """Call `wake` later, together with all others that rest by then."""
-        if not self._resting:
-            self._rest_ends = self.now + REST_S
-        self._resting.append(wake)
+    def doze(self, wake: Callable[[], None]) -> None:
+        """Call `wake` later, together with all others that doze by then."""
+        if not self._dozing:
+            self._doze_ends = self.now + DOZE_S
+        self._dozing.append(wake)
 
     async def run(self) -> None:
         """Serve until cancelled."""
         while True:
             await self._wait()
             began = self.now = self._clock()
-            self._wake_rested()
+            self._wake_dozing()
             events = self._epoll.poll(0, _BATCH)
             while events:
                 self._serve(events)
-                self._wake_rested()
+                self._wake_dozing()
                 if self.hurry or self.at_work or self.now - began > _TURN_S:
                     break
                 events = self._epoll.poll(_LINGER_S, _BATCH)
@@ -106,17 +106,17 @@ class Pump:
         self._epoll.close()
 
     async def _wait(self) -> None:
-        """Wait until a socket is ready, or a rest over."""
-        if not self._resting:
+        """Wait until a socket is ready, or a doze over."""
+        if not self._dozing:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
             return
-        with trio.move_on_after(max(0.0, self._rest_ends - self._clock())):
+        with trio.move_on_after(max(0.0, self._doze_ends - self._clock())):
             await trio.lowlevel.wait_readable(self._epoll.fileno())
 
-    def _wake_rested(self) -> None:
-        if self._resting and self.now >= self._rest_ends:
-            rested, self._resting = self._resting, []
-            for wake in rested:
+    def _wake_dozing(self) -> None:
+        if self._dozing and self.now >= self._doze_ends:
+            dozing, self._dozing = self._dozing, []
+            for wake in dozing:
                 wake()
 
     def _serve(self, events: list[tuple[int, int]]) -> None:
@@ -145,11 +145,11 @@ class Parking:
     def wake(self) -> None:
         """Wake the task that waits, or the next one that will."""
         task = self._task
+        self._pump.hurry = True
         if task is None:
             self._woken = True
         else:
             self._task = None
-            self._pump.hurry = True
             trio.lowlevel.reschedule(task)
 
     async def wait(self) -> None:

@@ -24,11 +24,12 @@ from vllm_supervisor.core.http_semantics import (
     interim_heads,
     trailer_lines,
 )
+from vllm_supervisor.runtime.pump import DOZE_S
 from vllm_supervisor.runtime.request_half import RequestHalf
 from vllm_supervisor.runtime.tunnel import Tunnel
 
 _COMMENT = ord(":")  # begins a line of an event stream that may be a comment
-_RAPID_S = 0.001  # between two reads of a stream: no engine makes a thousand single tokens a second
+_RAPID_S = 0.001  # between two reads of a stream: a thousand single tokens a second is more than engines make
 _RAPID_READS = 16  # in a row, which is more than the end of a stream has
 _RAPID_AGAIN = 2  # after a rest
 _LAST_CHUNK = b"0\r\n"  # before the trailer section and an empty line
@@ -52,7 +53,7 @@ class Relay(RequestHalf):
     _tail = b""  # the last bytes of the answer's body: is the client between two events?
     _tunnel: Tunnel | None = None
     _good = False  # the answer's status is a success
-    _read_at = 0.0  # the last event of a stream
+    _read_at = 0.0  # when the last event of a stream was read, or can be again
     _rapid = 0  # events of a stream that came close behind the one before
 
     # -- engine to client --------------------------------------------------------------------------------------
@@ -71,7 +72,6 @@ class Relay(RequestHalf):
             return
         engine.on_bytes = self._beyond_the_end
         head, body = whole
-        self._complete = True
         out = self._start_answer(head)
         if body:
             self.bytes_out = len(body)
@@ -80,6 +80,7 @@ class Relay(RequestHalf):
         client.write(out + body)
         if self.judge is not None:
             self.judge.feed(body)
+        self._complete = True
         self._answer_complete()
 
     def _beyond_the_end(self, _data: bytes) -> None:
@@ -117,6 +118,8 @@ class Relay(RequestHalf):
         self._surplus = answer.surplus
         if answer.complete:
             self._complete = True
+            if self._engine is not None:
+                self._engine.on_bytes = self._beyond_the_end
             self._answer_complete()
         elif client.outbox and self._engine is not None:
             self._engine.pause()
@@ -151,7 +154,8 @@ class Relay(RequestHalf):
             self._take_turns()
         elif self._rapid >= _RAPID_READS and len(data) < READ_SIZE:
             self._rapid = _RAPID_READS - _RAPID_AGAIN
-            self._engine.rest()
+            self._read_at = now + DOZE_S
+            self._engine.doze()
 
     def _open_answer(self, answer: Answer) -> bytes:
         """Return the head for the client once the engine's is complete; before that, interim heads or nothing."""
