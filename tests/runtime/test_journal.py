@@ -206,3 +206,23 @@ def test_refusals_are_one_line_a_class_reason_and_second(tmp_path: Path) -> None
         ("embeddings", "draining", 1),
         ("chat", "draining", 1),
     ]
+
+
+def test_refusals_behind_the_balance_cost_no_evidence(tmp_path: Path) -> None:
+    """They come while the last words are written, seconds apart: counted, in no line, and nothing is missing."""
+    ticking = TickingClock()
+
+    async def body(journal: LedgerJournal, writer: LedgerWriter) -> None:
+        journal.rejected(RequestClass.CHAT, "draining")
+        assert await journal.end(5.0, clean=True)
+        assert await writer.aclose(5.0)
+        for _ in range(3):
+            ticking.now += 2.0
+            journal.rejected(RequestClass.CHAT, "draining")
+            journal.tick()
+        assert journal.requests.rejected == 4
+        assert not writer.health().missing
+
+    run_journal(tmp_path, body, clock=ticking.clock())
+    assert [line["n"] for line in lines(tmp_path, "rejected")] == [1]
+    assert [line["event"] for line in lines(tmp_path, "rejected", "balance")] == ["rejected", "balance"]

@@ -147,6 +147,24 @@ async def test_a_stop_between_admission_and_record_gives_the_place_back():
 
 
 @in_trio
+async def test_a_held_client_that_leaves_as_admission_opens_is_not_admitted():
+    """Both happen before its task has its turn: it gets no place, and the engine nothing."""
+    async with open_door(settings=FrontDoorSettings(hold=5.0), up=False) as door:
+        client = await door.client()
+        await client.post(b"/v1/completions")
+        while not door.front.connections:
+            await trio.lowlevel.checkpoint()
+        await trio.testing.wait_all_tasks_blocked()
+        (connection,) = door.front._connections
+        door.upstreams.point_at(UnixAddress(door.engine.path), 5.0)
+        door.gate.reopen(ClosedReason.STARTING)
+        connection._link._end(clean=True)  # as the pump does at a FIN
+        assert await client.to_end() != b""  # its refusal, in case it still reads
+        assert door.gate.counts.accepted == 0
+        assert not door.engine.heads
+
+
+@in_trio
 async def test_a_fault_of_the_books_keeps_no_place(monkeypatch: pytest.MonkeyPatch):
     """The exchange is over, a drain does not wait for it, and its client may go on."""
     async with open_door() as door:

@@ -174,9 +174,11 @@ class LedgerJournal:
             self._held.append((change.state, change.evidence))
 
     def rejected(self, request_class: RequestClass, reason: str) -> None:
-        """Count a refusal."""
+        """Count a refusal. One that comes after the balance is in no line; the report of the stop still has it."""
         self.requests.rejected += 1
         self.requests.refused[reason] += 1
+        if self._ended:
+            return
         second = int(self._clock.monotonic())
         if second != self._rejected_second or len(self._rejected) >= MAX_REASONS:
             self._write_rejected()
