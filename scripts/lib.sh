@@ -1,7 +1,15 @@
-# Shared by the scripts beside it, sourced, never run: where the project is, how to speak, how to run pip quietly.
+# Shared by the scripts beside it, sourced, never run: their help, where the project is, how to speak, how to run pip quietly.
 # shellcheck shell=bash
 
 root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
+
+# The comment at the top of a script is its help.
+case "${1:-}" in
+-h | --help)
+    sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"
+    exit 0
+    ;;
+esac
 
 say() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; }
 
@@ -9,6 +17,13 @@ say() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; }
 fail() {
     say "$@"
     exit 78
+}
+
+no_arguments() {
+    if [ $# -gt 0 ]; then
+        say "takes no arguments, and got: $*; --help says what it does"
+        exit 2
+    fi
 }
 
 # Run the command (a pip) in silence; if it fails, say why: one line when the index cannot be reached, else the end
