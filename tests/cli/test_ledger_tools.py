@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from fakes.control_socket import serving
 from fakes.ledger_kit import identity, outcome, request, run_journal
+from vllm_supervisor.adapters import directories
 from vllm_supervisor.cli.gate import gate
 from vllm_supervisor.cli.ledger import ledger
 from vllm_supervisor.cli.planning import GlobalOptions
@@ -50,6 +52,14 @@ def run(state: Path, *words: str, command: str = "ledger") -> Result:
     if result.exception is not None:
         raise result.exception
     return result
+
+
+def isolated(root: Path, monkeypatch: pytest.MonkeyPatch) -> GlobalOptions:
+    """Give options under which only what lies below `root` is found; supervisors that really run are not meant."""
+    monkeypatch.setattr(directories, "_SYSTEM", root / "none")
+    (root / "run").mkdir()
+    environ = {"XDG_STATE_HOME": str(root), "XDG_RUNTIME_DIR": str(root / "run"), "TMPDIR": str(root / "none")}
+    return GlobalOptions(None, (), None, "vllm", environ)
 
 
 def test_the_summary_keeps_the_registers_apart(state: Path) -> None:
@@ -183,14 +193,43 @@ def test_a_missing_ledger_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [(), ("8000",), ("8000", "8001")])
-def test_the_only_ledger_is_found(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_the_only_ledger_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]) -> None:
     """Without a state directory the only instance's ledger is taken; several are listed, none is said."""
     for name in names:
         (tmp_path / "vllm-supervisor" / name / "ledger").mkdir(parents=True)
-    options = GlobalOptions(None, (), None, "vllm", {"XDG_STATE_HOME": str(tmp_path)})
+    options = isolated(tmp_path, monkeypatch)
     result = CliRunner().invoke(ledger, ["audit"], obj=options, standalone_mode=False)
     if len(names) == 1:
         assert (result.stdout, result.exception) == ("the ledger is empty\n", None)
     else:
         assert isinstance(result.exception, UsageError)
         assert ("8000, 8001" in str(result.exception)) == (len(names) == 2)
+
+
+def test_of_several_ledgers_that_of_the_only_running_one_is_meant(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `status` means it; with none or two running, or one whose ledger is elsewhere, they are listed."""
+    root = tmp_path_factory.mktemp("l")
+    options = isolated(root, monkeypatch)
+    for name in ("8000", "8001"):
+        (root / "vllm-supervisor" / name / "ledger").mkdir(parents=True)
+        (root / "run" / "vllm-supervisor" / name).mkdir(parents=True)
+    (root / "vllm-supervisor" / "8001" / "ledger" / segment_name(1)).write_bytes(b'{"t":1.0,"at"\n')
+
+    def audit() -> Result:
+        return CliRunner().invoke(ledger, ["audit"], obj=options, standalone_mode=False)
+
+    def socket(name: str) -> Path:
+        return root / "run" / "vllm-supervisor" / name / "control.sock"
+
+    assert isinstance(audit().exception, UsageError)
+    with serving(socket("8000"), {"/status": (200, b'{"name": "8000"}')}) as server:
+        assert audit().stdout == "the ledger is empty\n"
+        server.answers["/status"] = (200, b'{"name": "8001"}')
+        assert "EVIDENCE MISSING" in audit().stdout
+        server.answers["/status"] = (200, b'{"name": "9000"}')
+        assert "8000, 8001; choose by --name" in str(audit().exception)
+        server.answers["/status"] = (200, b'{"name": "8000"}')
+        with serving(socket("8001"), {"/status": (200, b'{"name": "8001"}')}):
+            assert "8000, 8001; choose by --name" in str(audit().exception)
