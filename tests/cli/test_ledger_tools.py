@@ -18,6 +18,8 @@ from vllm_supervisor.core.words import Evidence, ExecutionState, Outcome, Reques
 from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 
+EXIT_PAGE = Path(__file__).parents[2] / "docs" / "exit-status.md"
+
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
@@ -106,6 +108,15 @@ def test_open_shows_what_is_not_settled(state: Path) -> None:
     """`show --open` prints requests without an outcome and executions that are not final, and no others."""
     lines = [json.loads(line) for line in run(state, "show", "--open", "--json").stdout.splitlines()]
     assert {line["id"] for line in lines} == {"run2-1", "run2-2"}
+
+
+def test_nothing_open_is_no_failure(tmp_path: Path) -> None:
+    """`show --open` is 0 with nothing open as well, and its help and the page on exits say so."""
+    (tmp_path / "ledger").mkdir()
+    assert run(tmp_path, "show", "--open").return_value == 0
+    assert run(tmp_path, "show", "--since", "1h").return_value == 1
+    assert "with --open 0 either way" in " ".join(CliRunner().invoke(ledger, ["show", "--help"]).stdout.split())
+    assert "`ledger show --open` is 0 either way" in EXIT_PAGE.read_text(encoding="utf-8")
 
 
 def test_show_wants_one_selection(state: Path) -> None:

@@ -99,7 +99,10 @@ def show(
     state_dir: str | None,
     as_json: bool,
 ) -> int:
-    """Show the lines of one request, of everything not settled, or since a time (status 1: there are none)."""
+    """Show the lines of one request, of everything not settled, or since a time.
+
+    Status 1 if there are no lines of that request or since then; with --open 0 either way.
+    """
     if sum((request_id is not None, only_open, since is not None)) != 1:
         raise UsageError("ledger show: say one of ID, --open, --since")
     directory = ledger_directory(options, state_dir)
