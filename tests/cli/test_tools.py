@@ -207,6 +207,21 @@ def test_usage(control: Control, capsys: pytest.CaptureFixture[str], words: str,
     assert control.server.asked == []
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("staus", "No such command 'staus'. Did you mean 'status'? (see `vllm-supervisor --help`)"),
+        ("ledger sumary", "No such command 'sumary'. Did you mean 'summary'? (see `vllm-supervisor ledger --help`)"),
+        ("config chek", "No such command 'chek'. Did you mean 'check'? (see `vllm-supervisor config --help`)"),
+        ("zzz", "No such command 'zzz'. (see `vllm-supervisor --help`)"),
+    ],
+)
+def test_the_nearest_command_is_suggested(capsys: pytest.CaptureFixture[str], words: str, told: str) -> None:
+    """A misspelled command names the one that was probably meant."""
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err == f"vllm-supervisor: {told}\n"
+
+
 def test_refusals_are_shown(control: Control, capsys: pytest.CaptureFixture[str]) -> None:
     """A refusal of the supervisor is its own sentence on standard error, status 1."""
     control.answer("/restart", {"error": {"message": "already stopping"}}, 409)
@@ -236,6 +251,7 @@ def test_finding_the_running_one(
         with serving(paths["two"], {"/status": (200, b'{"name": "two"}')}):
             assert main(["status"]) == 2
             assert main(["--name", "two", "status"]) == 0
+            assert main(["--name", "three", "status"]) == 3
     captured = capsys.readouterr()
     places = " or ".join(map(str, directories.control_places("", os.environ)))
     assert str(root / "vllm-supervisor") in places
@@ -244,6 +260,7 @@ def test_finding_the_running_one(
         f"vllm-supervisor: no running supervisor was found in {places}",
         f"vllm-supervisor: no running supervisor called old was found in {places}",
         "vllm-supervisor: several supervisors run here: one, two; choose one with --name NAME",
+        f"vllm-supervisor: no running supervisor called three was found in {places}; these run: one, two",
     ]
 
 
