@@ -1,6 +1,7 @@
 """`ledger` and `gate` on ledgers that a journal wrote: what they show, and how they exit."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,24 @@ def test_the_only_ledger_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     else:
         assert isinstance(result.exception, UsageError)
         assert ("8000, 8001" in str(result.exception)) == (len(names) == 2)
+
+
+def test_a_name_without_a_ledger_is_told_with_those_that_have_one(tmp_path: Path) -> None:
+    """A mistyped name is seen at once; a state directory of one's own choice belongs to any name."""
+    for name in ("8000", "8001"):
+        (tmp_path / "vllm-supervisor" / name / "ledger").mkdir(parents=True)
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    for sets, name, told in (
+        ((), "8000", None),
+        ((), "9999", r"9999 \(there are: 8000, 8001\); say where"),
+        ((f"state_dir={tmp_path}/vllm-supervisor/8001",), "9999", None),
+    ):
+        options = GlobalOptions(None, sets, name, "vllm", environ)
+        result = CliRunner().invoke(ledger, ["audit"], obj=options, standalone_mode=False)
+        if told is None:
+            assert (result.stdout, result.exception) == ("the ledger is empty\n", None)
+        else:
+            assert re.search(told, str(result.exception))
 
 
 def test_of_several_ledgers_that_of_the_only_running_one_is_meant(

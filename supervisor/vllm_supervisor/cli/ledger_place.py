@@ -22,12 +22,12 @@ def ledger_directory(options: GlobalOptions, state_dir: str | None) -> Path:
     if state_dir is not None:
         return _existing(Path(state_dir).expanduser().absolute())
     configured = load_config(options).config.state_dir
-    if options.name is not None:
-        return _existing(directories.state_directory(configured, options.environ, options.name))
     pattern = directories.state_directory(configured, options.environ, _ANY)
     if pattern.name != _ANY:
         return _existing(pattern)
     found = sorted(path.parent.name for path in pattern.parent.glob(f"*/{DIRECTORY}"))
+    if options.name is not None:
+        return _existing(pattern.parent / options.name, found)
     return _existing(pattern.parent / chosen(found, lambda: _running(options), pattern.parent))
 
 
@@ -53,14 +53,16 @@ def _running(options: GlobalOptions) -> str | None:
         return None
 
 
-def _existing(state: Path) -> Path:
+def _existing(state: Path, beside: Sequence[str] = ()) -> Path:
+    """Return the directory of the segments in `state`; UsageError if there is none. `beside`: the names that have one."""
     directory = state / DIRECTORY
     try:
         if directory.is_dir():
             return directory
     except PermissionError:
         raise UsageError(f"the ledger {directory} may not be read by this user") from None
-    raise UsageError(f"no ledger in {state}; say where by --state-dir")
+    known = f" (there are: {', '.join(beside)})" if beside else ""
+    raise UsageError(f"no ledger in {state}{known}; say where by --state-dir")
 
 
 def since_stamp(text: str | None, now: datetime) -> str:
