@@ -1,6 +1,7 @@
 """What an engine leaves behind is removed only if it was the engine's and nobody uses it."""
 
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fakes.custody import async_test, end, python, read_line
-from vllm_supervisor.adapters.leftovers import Segments, remove_homes, shm_space
+from vllm_supervisor.adapters.leftovers import Named, Segments, named_like_segments, remove_homes, shm_space
 
 # Maps one segment, holds another open, and says so; it cleans nothing up.
 USER = (
@@ -32,6 +33,18 @@ def names() -> Iterator[tuple[str, str]]:
         Path(name).unlink(missing_ok=True)
 
 
+@pytest.fixture
+def place() -> Iterator[str]:
+    """Give a directory in shared memory: an unused segment, a link called like one, a file of another name."""
+    root = Path(f"/dev/shm/vsup-test-{os.getpid()}-place")
+    root.mkdir(mode=0o700)
+    for name in ("vllm_offload_dead", "other"):
+        (root / name).write_bytes(b"x")
+    (root / "psm_link").symlink_to(root / "other")
+    yield str(root)
+    shutil.rmtree(root)
+
+
 def there(names: tuple[str, ...]) -> list[str]:
     """Return which of these files exist."""
     return [name for name in names if Path(name).exists()]
@@ -48,6 +61,18 @@ async def test_segments_of_a_dead_engine_are_removed(names: tuple[str, str]) -> 
     removed = segments.remove_unused()
     assert (sorted(removed.names), removed.bytes, removed.kept) == (sorted(names), 12288, ())
     assert there(names) == []
+
+
+@async_test
+async def test_only_what_nobody_uses_is_named(place: str) -> None:
+    """Of files called as segments what a process maps or has open is left out; nothing is removed."""
+    mapped, held, dead = (f"{place}/{name}" for name in ("psm_mapped", "psm_held", "vllm_offload_dead"))
+    child = python(USER.format(mapped=mapped, held=held))
+    await read_line(child.stdout)
+    assert named_like_segments(place) == Named((dead,), untold=1)
+    await end(child)
+    assert named_like_segments(place) == Named((held, mapped, dead), untold=1)
+    assert there((mapped, held, dead)) == [mapped, held, dead]
 
 
 @async_test

@@ -1,12 +1,15 @@
 """`ledger` and `gate` on ledgers that a journal wrote: what they show, and how they exit."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from fakes.control_socket import serving
 from fakes.ledger_kit import identity, outcome, request, run_journal
+from vllm_supervisor.adapters import directories
 from vllm_supervisor.cli.gate import gate
 from vllm_supervisor.cli.ledger import ledger
 from vllm_supervisor.cli.planning import GlobalOptions
@@ -15,6 +18,8 @@ from vllm_supervisor.core.ledger import segment_name
 from vllm_supervisor.core.words import Evidence, ExecutionState, Outcome, RequestClass
 from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
+
+EXIT_PAGE = Path(__file__).parents[2] / "docs" / "exit-status.md"
 
 
 @pytest.fixture
@@ -50,6 +55,14 @@ def run(state: Path, *words: str, command: str = "ledger") -> Result:
     if result.exception is not None:
         raise result.exception
     return result
+
+
+def isolated(root: Path, monkeypatch: pytest.MonkeyPatch) -> GlobalOptions:
+    """Give options under which only what lies below `root` is found; supervisors that really run are not meant."""
+    monkeypatch.setattr(directories, "_SYSTEM", root / "none")
+    (root / "run").mkdir()
+    environ = {"XDG_STATE_HOME": str(root), "XDG_RUNTIME_DIR": str(root / "run"), "TMPDIR": str(root / "none")}
+    return GlobalOptions(None, (), None, "vllm", environ)
 
 
 def test_the_summary_keeps_the_registers_apart(state: Path) -> None:
@@ -96,6 +109,15 @@ def test_open_shows_what_is_not_settled(state: Path) -> None:
     """`show --open` prints requests without an outcome and executions that are not final, and no others."""
     lines = [json.loads(line) for line in run(state, "show", "--open", "--json").stdout.splitlines()]
     assert {line["id"] for line in lines} == {"run2-1", "run2-2"}
+
+
+def test_nothing_open_is_no_failure(tmp_path: Path) -> None:
+    """`show --open` is 0 with nothing open as well, and its help and the page on exits say so."""
+    (tmp_path / "ledger").mkdir()
+    assert run(tmp_path, "show", "--open").return_value == 0
+    assert run(tmp_path, "show", "--since", "1h").return_value == 1
+    assert "with --open 0 either way" in " ".join(CliRunner().invoke(ledger, ["show", "--help"]).stdout.split())
+    assert "`ledger show --open` is 0 either way" in EXIT_PAGE.read_text(encoding="utf-8")
 
 
 def test_show_wants_one_selection(state: Path) -> None:
@@ -183,14 +205,61 @@ def test_a_missing_ledger_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [(), ("8000",), ("8000", "8001")])
-def test_the_only_ledger_is_found(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_the_only_ledger_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]) -> None:
     """Without a state directory the only instance's ledger is taken; several are listed, none is said."""
     for name in names:
         (tmp_path / "vllm-supervisor" / name / "ledger").mkdir(parents=True)
-    options = GlobalOptions(None, (), None, "vllm", {"XDG_STATE_HOME": str(tmp_path)})
+    options = isolated(tmp_path, monkeypatch)
     result = CliRunner().invoke(ledger, ["audit"], obj=options, standalone_mode=False)
     if len(names) == 1:
         assert (result.stdout, result.exception) == ("the ledger is empty\n", None)
     else:
         assert isinstance(result.exception, UsageError)
         assert ("8000, 8001" in str(result.exception)) == (len(names) == 2)
+
+
+def test_a_name_without_a_ledger_is_told_with_those_that_have_one(tmp_path: Path) -> None:
+    """A mistyped name is seen at once; a state directory of one's own choice belongs to any name."""
+    for name in ("8000", "8001"):
+        (tmp_path / "vllm-supervisor" / name / "ledger").mkdir(parents=True)
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    for sets, name, told in (
+        ((), "8000", None),
+        ((), "9999", r"9999 \(there are: 8000, 8001\); say where"),
+        ((f"state_dir={tmp_path}/vllm-supervisor/8001",), "9999", None),
+    ):
+        options = GlobalOptions(None, sets, name, "vllm", environ)
+        result = CliRunner().invoke(ledger, ["audit"], obj=options, standalone_mode=False)
+        if told is None:
+            assert (result.stdout, result.exception) == ("the ledger is empty\n", None)
+        else:
+            assert re.search(told, str(result.exception))
+
+
+def test_of_several_ledgers_that_of_the_only_running_one_is_meant(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `status` means it; with none or two running, or one whose ledger is elsewhere, they are listed."""
+    root = tmp_path_factory.mktemp("l")
+    options = isolated(root, monkeypatch)
+    for name in ("8000", "8001"):
+        (root / "vllm-supervisor" / name / "ledger").mkdir(parents=True)
+        (root / "run" / "vllm-supervisor" / name).mkdir(parents=True)
+    (root / "vllm-supervisor" / "8001" / "ledger" / segment_name(1)).write_bytes(b'{"t":1.0,"at"\n')
+
+    def audit() -> Result:
+        return CliRunner().invoke(ledger, ["audit"], obj=options, standalone_mode=False)
+
+    def socket(name: str) -> Path:
+        return root / "run" / "vllm-supervisor" / name / "control.sock"
+
+    assert isinstance(audit().exception, UsageError)
+    with serving(socket("8000"), {"/status": (200, b'{"name": "8000"}')}) as server:
+        assert audit().stdout == "the ledger is empty\n"
+        server.answers["/status"] = (200, b'{"name": "8001"}')
+        assert "EVIDENCE MISSING" in audit().stdout
+        server.answers["/status"] = (200, b'{"name": "9000"}')
+        assert "8000, 8001; choose by --name" in str(audit().exception)
+        server.answers["/status"] = (200, b'{"name": "8000"}')
+        with serving(socket("8001"), {"/status": (200, b'{"name": "8001"}')}):
+            assert "8000, 8001; choose by --name" in str(audit().exception)

@@ -23,7 +23,7 @@ STATUS = {
                "processes": [{"pid": 8, "name": "vllm", "rss_bytes": 3 * 2**29}, {"pid": 9, "name": "VLLM::Worker", "rss_bytes": 2**20}]},
     "health": {"verdict": "busy", "sentence": "busy: steps advance", "evidence": {}, "since_s": 5, "running": 2.0, "waiting": 0.0,
                "tokens_per_s": 450.25, "steps_per_s": 55.0},
-    "restarts": {"total": 1, "by_cause": {"crash": 1}, "budget": {"max": 3, "within_s": 900.0, "used": 1}, "last": {"cause": "crash", "ago_s": 90.0, "ready_after_s": 24.2, "requests_lost": 3}},
+    "restarts": {"total": 1, "by_cause": {"crash": 1}, "budget": {"max": 3, "within_s": 900.0, "used": 1, "stuck": {"max": 3, "within_s": 21600.0, "used": 2}}, "last": {"cause": "crash", "ago_s": 90.0, "ready_after_s": 24.2, "requests_lost": 3}},
     "requests": {"accepted": 5, "completed": 3, "open": 2},
     "executions": {"not_started": 0, "running": 2},
     "drain": {"budget_s": 60, "elapsed_s": 20, "remaining_s": 40, "in_flight": 2, "oldest_s": 41},
@@ -38,7 +38,7 @@ engine      ready, incarnation 1, pid 8, up 60 s, unix:/e.sock, with beacon
 health      busy for 5 s: steps advance
 work        2 running, 0 waiting, 450.2 tokens/s, 55.0 steps/s
 drain       2 in flight, oldest 41 s, 40 s left, of 60 s
-restarts    1, crash 1, budget 1 of 3, within 15m, last: crash, 90 s ago, 3 requests lost, ready after 24 s
+restarts    1, crash 1, crashes 1 of 3 within 15m, hangs 2 of 3 within 6h, last: crash, 90 s ago, 3 requests lost, ready after 24 s
 requests    5 accepted, 3 completed, 2 open
 executions  0 not started, 2 running
 memory      8.0 GiB available, pressure 0.5
@@ -207,6 +207,21 @@ def test_usage(control: Control, capsys: pytest.CaptureFixture[str], words: str,
     assert control.server.asked == []
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("staus", "No such command 'staus'. Did you mean 'status'? (see `vllm-supervisor --help`)"),
+        ("ledger sumary", "No such command 'sumary'. Did you mean 'summary'? (see `vllm-supervisor ledger --help`)"),
+        ("config chek", "No such command 'chek'. Did you mean 'check'? (see `vllm-supervisor config --help`)"),
+        ("zzz", "No such command 'zzz'. (see `vllm-supervisor --help`)"),
+    ],
+)
+def test_the_nearest_command_is_suggested(capsys: pytest.CaptureFixture[str], words: str, told: str) -> None:
+    """A misspelled command names the one that was probably meant."""
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err == f"vllm-supervisor: {told}\n"
+
+
 def test_refusals_are_shown(control: Control, capsys: pytest.CaptureFixture[str]) -> None:
     """A refusal of the supervisor is its own sentence on standard error, status 1."""
     control.answer("/restart", {"error": {"message": "already stopping"}}, 409)
@@ -236,6 +251,7 @@ def test_finding_the_running_one(
         with serving(paths["two"], {"/status": (200, b'{"name": "two"}')}):
             assert main(["status"]) == 2
             assert main(["--name", "two", "status"]) == 0
+            assert main(["--name", "three", "status"]) == 3
     captured = capsys.readouterr()
     places = " or ".join(map(str, directories.control_places("", os.environ)))
     assert str(root / "vllm-supervisor") in places
@@ -244,6 +260,7 @@ def test_finding_the_running_one(
         f"vllm-supervisor: no running supervisor was found in {places}",
         f"vllm-supervisor: no running supervisor called old was found in {places}",
         "vllm-supervisor: several supervisors run here: one, two; choose one with --name NAME",
+        f"vllm-supervisor: no running supervisor called three was found in {places}; these run: one, two",
     ]
 
 

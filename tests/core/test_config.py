@@ -59,7 +59,7 @@ def test_every_mistake_is_told_at_once() -> None:
         "f.toml: unknown key engine.comand; did you mean engine.command?",
         'f.toml: drain.budget = \'soon\': expected a duration such as "200ms", "90s", "15m", "6h", "30d", or seconds',
         "f.toml: unknown key nonsense; `vllm-supervisor config schema` lists them all",
-        "f.toml: unknown key log; `vllm-supervisor config schema` lists them all",
+        "f.toml: log is a section, not a key; write log.KEY, or [log] above its keys",
         'environment VLLM_SUPERVISOR_LOG__FORMAT: log.format = \'xml\': expected one of "auto", "json", "console"',
         "--set: listen.port = '70000': expected a whole number from 0 to 65535",
     ]
@@ -72,6 +72,20 @@ def test_every_mistake_is_told_at_once() -> None:
 def test_the_nearest_key_is_suggested(key: str, meant: str) -> None:
     """A misspelled key, or one in the wrong section, names the key that was probably meant."""
     assert problems(sets=(f"{key}=1",))[0].endswith(f"did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ("ledgr", "unknown section [ledgr]; did you mean [ledger]?"),
+        ("frontdoor", "unknown section [frontdoor]; did you mean [front_door]?"),
+        ("zzz", "unknown section [zzz]; there are [engine], "),
+    ],
+)
+def test_the_nearest_section_is_suggested(section: str, told: str) -> None:
+    """A misspelled section of a file is told once, whatever stands in it, with the one that was probably meant."""
+    [said] = problems({section: {"sync": "always", "x": 1}})
+    assert said.removeprefix("f.toml: ").startswith(told)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ GOOD = {
 }
 COMMAND = "/opt/vllm-supervisor/bin/vllm-supervisor --name 8000 --set drain.budget=9s serve tiny --port 8000"
 MACHINE = Machine(
-    shm_total=8 * GIB, shm_free=8 * GIB, shm_leftovers=0, files_soft=65536, files_hard=65536, memory_total=64 * GIB,
+    shm_total=8 * GIB, shm_free=8 * GIB, shm_unused=(), shm_untold=0, files_soft=65536, files_hard=65536, memory_total=64 * GIB,
     memory_available=60 * GIB, gpus=("NVIDIA H100",), driver="580.1", year=2026, clock_synchronised=True,
     cgroup_version=2, delegated="", max_connections=4096, problems=(),
 )  # fmt: skip
@@ -192,13 +192,26 @@ def test_a_good_machine_has_nothing_to_mend() -> None:
     assert set(levels(doctor_machine.machine(MACHINE))) == {Level.OK}
 
 
+def test_only_named_segments_are_to_be_removed() -> None:
+    """No pattern that would hit another program's memory is advised: each file stands there, and a few at most."""
+    unused = (*(f"/dev/shm/psm_{n}" for n in range(9)), "/dev/shm/psm_x y")
+    for names in (unused[-2:], unused):
+        [found] = doctor_machine.machine(replace(MACHINE, shm_unused=names, shm_untold=3))[1:2]
+        assert (found.check, "*" in found.mend) == ("shm", False)
+        assert "every Python program's is called psm_" in found.why
+        assert "3 of which this user may not know" in found.what
+        assert ("/dev/shm/psm_8" in found.mend, "(and 2 more)" in found.mend) == (len(names) == 2, len(names) == 10)
+    assert "'/dev/shm/psm_x y'" in doctor_machine.machine(replace(MACHINE, shm_unused=unused[-1:]))[1].mend
+
+
 @pytest.mark.parametrize(
     ("change", "check", "level"),
     [
         ({"shm_total": None}, "shm", Level.ERROR),
         ({"shm_total": 64 << 20, "shm_free": 64 << 20}, "shm", Level.WARNING),
         ({"shm_free": 0}, "shm", Level.WARNING),
-        ({"shm_leftovers": 3}, "shm", Level.NOTE),
+        ({"shm_unused": ("/dev/shm/psm_1",)}, "shm", Level.NOTE),
+        ({"shm_untold": 2}, "shm", Level.NOTE),
         ({"files_soft": 1024}, "files", Level.WARNING),
         ({"memory_available": GIB}, "memory", Level.WARNING),
         ({"memory_total": None}, "memory", Level.NOTE),

@@ -30,6 +30,8 @@ SNAPSHOT = Snapshot(
     restarts={"hang": 1, "out_of_memory": 2},
     budget_used=2,
     budget_max=3,
+    stuck_used=1,
+    stuck_max=4,
     uptime_s=12.3456,
     incarnation=4,
     verdict_age_s=60.0,
@@ -99,6 +101,8 @@ def test_every_value_is_shown() -> None:
     assert value(got, "restarts_total", cause="hang") == 1
     assert value(got, "restart_budget_used") == 2
     assert value(got, "restart_budget_max") == 3
+    assert value(got, "restart_stuck_used") == 1
+    assert value(got, "restart_stuck_max") == 4
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from vllm_supervisor.core.restart import (
     ready,
     restart_cause,
     slow_retry_at,
+    stuck_used,
     used,
 )
 from vllm_supervisor.core.signatures import Cause, StartPhase
@@ -193,6 +194,15 @@ def test_hangs_and_crashes_do_not_add_up() -> None:
         run = play([*three, last])
         assert run.gave_up is not None
         assert run.gave_up.kind is kind
+
+
+def test_each_budget_shows_its_own_use() -> None:
+    """Hangs burden their own budget and not that of crashes, until they are older than their window."""
+    tally = play([Life(25, 60, HANG, KILLED_BY_US)] * 3 + [Life(25, 60)]).tally
+    last = tally.hangs[-1]
+    assert (used(tally, DEFAULT, last), stuck_used(tally, DEFAULT, last)) == (1, 3)
+    assert stuck_used(tally, DEFAULT, last + DEFAULT.stuck_within) == 1
+    assert stuck_used(tally, DEFAULT, last + DEFAULT.stuck_within + 1) == 0
 
 
 def test_our_own_words_name_a_hang() -> None:

@@ -259,6 +259,8 @@ def test_one_hung_engine_among_two(start: Callable[..., Judged]) -> None:
         judged.fault("hang_steps", "1")
         judged.ready(2)
     assert judged.restarts == {"hang": 1}
+    budget = judged.status()["restarts"]["budget"]
+    assert (budget["used"], budget["stuck"]) == (0, {"max": 1000, "within_s": 21600.0, "used": 1})
     [entry] = judged.events("condemned")
     assert entry["sentence"].startswith("engine 1 has had work for")
     assert all("engine_failed" in answer for answer in answers)

@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from trio.testing import trio_test
 
 from fakes.scripted_http import Script, Seen, serving
 from vllm_supervisor.cli.check import check
+from vllm_supervisor.cli.main import main
 from vllm_supervisor.core.address import TcpAddress, UnixAddress
-from vllm_supervisor.core.check import Checked, Target, target, worst
+from vllm_supervisor.core.check import Checked, Target, target, with_port, worst
 from vllm_supervisor.core.errors import UsageError
 from vllm_supervisor.core.words import Verdict
 from vllm_supervisor.runtime.check import CheckOptions, check_all
@@ -316,9 +318,9 @@ def test_the_worst_decides(exits: list[int], decides: int) -> None:
     [
         ("http://gpu1:8000", (TcpAddress("gpu1", 8000), "gpu1:8000", "", False)),
         ("gpu1:8000", (TcpAddress("gpu1", 8000), "gpu1:8000", "", False)),
-        ("https://api.example/llm/v1/", (TcpAddress("api.example", 443), "api.example", "/llm", True)),
+        ("https://api.example/llm/v1/", (TcpAddress("api.example", 443), "api.example", "/llm", True, True)),
         ("http://[::1]:8000/v1/models", (TcpAddress("::1", 8000), "[::1]:8000", "", False)),
-        ("http://gpu1/metrics", (TcpAddress("gpu1", 80), "gpu1", "", False)),
+        ("http://gpu1/metrics", (TcpAddress("gpu1", 80), "gpu1", "", False, True)),
         ("unix:/run/engine.sock", (UnixAddress("/run/engine.sock"), "localhost", "", False)),
     ],
 )
@@ -328,13 +330,48 @@ def test_urls(url: str, wanted: tuple[object, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://x", "http://", "http://x:99999", "unix:relative", "http://user:secret@x:1", "http://x/a%0ab"]
+    "url",
+    ["ftp://x", "http://", "http://x:99999", "http://x:0", "unix:relative", "http://user:secret@x:1", "http://x/a%0ab"],
 )
 def test_urls_that_name_nothing(url: str) -> None:
     """A URL that cannot be checked is a usage error that never repeats a password."""
     with pytest.raises(UsageError) as told:
         target(url)
     assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "added"),
+    [
+        ("127.0.0.1", "; no port was given, so 127.0.0.1:80 was asked"),
+        ("https://[::1]/v1", "; no port was given, so [::1]:443 was asked"),
+        ("127.0.0.1:8000", ""),
+        ("unix:/x", ""),
+    ],
+)
+def test_a_port_that_nobody_gave_is_named(url: str, added: str) -> None:
+    """Who forgot the port reads which one was asked; a server that is well needs no such words."""
+    found = Checked(url, Verdict.UNREACHABLE, "nobody listens at this address")
+    assert with_port(found, target(url)).sentence == found.sentence + added
+    assert with_port(replace(found, verdict=Verdict.IDLE), target(url)).sentence == found.sentence
+
+
+@trio_test
+async def test_the_port_is_named_in_what_is_found() -> None:
+    """The words about the port reach the finding."""
+    async with serving(Server()) as (_script, address):
+        pass
+    bare = replace(target("http://127.0.0.1"), address=address)
+    found, _kept = await check_all([bare], SHORT, None)
+    assert found[0].sentence.endswith(f"; no port was given, so {address} was asked")
+
+
+@pytest.mark.parametrize("words", ["foo://x", "http://x --no-such-option", "", "http://x --wait 1s"])
+def test_a_wrong_command_line_says_nothing_on_standard_output(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is status 2 as with every command, and told from CRITICAL by an empty standard output."""
+    assert main(["check", *words.split()]) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -55,12 +55,15 @@ def choose(found: Sequence[tuple[str, Path]], name: str | None, places: Sequence
     `places` are where was looked, to be told when nothing was found.
     NotRunningError when there is none, UsageError when there are several and none is named.
     """
-    if name is not None:
-        found = [(known, path) for known, path in found if known == name]
-    alive = [(known, path) for known, path in found if _accepts(path)]
+    meant = found if name is None else [(known, path) for known, path in found if known == name]
+    alive = [(known, path) for known, path in meant if _accepts(path)]
     if not alive:
         called = f" called {name}" if name else ""
-        raise NotRunningError(f"no running supervisor{called} was found in {' or '.join(map(str, places))}")
+        others = [known for known, path in found if name is not None and known != name and _lives(path)]
+        raise NotRunningError(
+            f"no running supervisor{called} was found in {' or '.join(map(str, places))}"
+            + (f"; these run: {', '.join(others)}" if others else "")
+        )
     if len(alive) > 1:
         names = ", ".join(f"{known} ({path})" if name else known for known, path in alive)
         raise UsageError(f"several supervisors run here: {names}; choose one with --name NAME")
@@ -78,6 +81,14 @@ def _accepts(path: Path) -> bool:
         except OSError as error:
             return error.errno in {errno.EAGAIN, errno.ETIMEDOUT}  # its queue is full: it lives
     return True
+
+
+def _lives(path: Path) -> bool:
+    """Say whether somebody listens there, or may: one who is not open to us is one that runs."""
+    try:
+        return _accepts(path)
+    except ControlError:
+        return True
 
 
 class _Connection(http.client.HTTPConnection):

@@ -16,8 +16,9 @@ import shutil
 import signal
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 _SHM = "/dev/shm"  # noqa: S108 - the mount itself is meant, no file is made there
@@ -113,6 +114,33 @@ class Segments:
         return Removed(tuple(names), total, tuple(kept))
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Files that are called as an engine's segments are: names of those nobody uses, the count of those we cannot tell."""
+
+    unused: tuple[str, ...] = ()
+    untold: int = 0
+
+
+def named_like_segments(root: str = _SHM) -> Named:
+    """Look at what is called as engines' segments are; nothing is removed, and what is in use is left out.
+
+    The name proves nothing: every Python program's `multiprocessing.shared_memory` is called psm_…
+    """
+    unused: list[str] = []
+    untold = 0
+    found = (str(path) for pattern in ("psm_*", "vllm_offload_*") for path in Path(root).glob(pattern))
+    for path in sorted(islice(found, _MAX_SEGMENTS)):
+        try:
+            with _alone(path):
+                unused.append(path)
+        except (BlockingIOError, FileNotFoundError):
+            continue
+        except OSError:
+            untold += 1
+    return Named(tuple(unused), untold)
+
+
 def _why(error: OSError) -> str:
     if isinstance(error, BlockingIOError):
         return "another process still uses it"
@@ -121,16 +149,23 @@ def _why(error: OSError) -> str:
 
 def _remove_unused(path: str, inode: int) -> int:
     """Unlink `path` and return its size in bytes. Raises OSError: in use, gone, replaced (gone as well), not ours."""
+    with _alone(path, inode) as found:
+        os.unlink(path)  # noqa: PTH108 - the bare text was opened
+        return found.st_blocks * 512
+
+
+@contextmanager
+def _alone(path: str, inode: int | None = None) -> Iterator[os.stat_result]:
+    """Hold the proof that nobody else has `path` open or mapped. Raises OSError as `_remove_unused` does."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(fd)
-        if found.st_ino != inode or not stat.S_ISREG(found.st_mode):
+        if (inode is not None and found.st_ino != inode) or not stat.S_ISREG(found.st_mode):
             raise FileNotFoundError(path)
         # Whoever opens it while the lease is held breaks it, which is told by a signal: one that is ignored by default.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        os.unlink(path)  # noqa: PTH108 - beside os.open
-        return found.st_blocks * 512
+        yield found
     finally:
         os.close(fd)
 

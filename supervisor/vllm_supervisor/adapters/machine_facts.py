@@ -41,11 +41,6 @@ def shared_memory(mount: str = "/dev/shm") -> tuple[int, int] | None:  # noqa: S
     return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
 
-def engine_segments(mount: Path = Path("/dev/shm")) -> int:  # noqa: S108 - the mount itself is meant
-    """Count the files in /dev/shm that engines make."""
-    return sum(1 for pattern in ("psm_*", "vllm_offload_*") for _ in mount.glob(pattern))
-
-
 def memory() -> Memory | None:
     """Return what /proc/meminfo says."""
     with suppress(OSError, ValueError, KeyError):

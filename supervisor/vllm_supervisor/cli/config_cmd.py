@@ -5,13 +5,14 @@ from typing import Any
 
 import click
 
+from vllm_supervisor.cli.groups import SuggestingGroup
 from vllm_supervisor.cli.planning import GlobalOptions, load_config
 from vllm_supervisor.core import redact
 from vllm_supervisor.core.config import Loaded, settings, value_of
 from vllm_supervisor.core.config_kinds import TABLE
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def config() -> None:
     """Look at the configuration: file, environment and --set taken together."""
 

@@ -12,6 +12,7 @@ from vllm_supervisor.adapters import (
     clock,
     directories,
     executable,
+    leftovers,
     machine_facts,
     outer_limit,
     ports,
@@ -156,13 +157,15 @@ def _address(vllm: VllmOptions) -> Address:
 
 def _machine(options: GlobalOptions, config: Config, address: Address, *, unit: bool) -> Machine:
     shm, memory = machine_facts.shared_memory(), machine_facts.memory()
+    segments = leftovers.named_like_segments()
     soft, hard = machine_facts.open_files()
     where = cgroup.own_path()
     delegated = "" if unit else cgroup.not_delegated(where)
     return Machine(
         shm_total=None if shm is None else shm[0],
         shm_free=None if shm is None else shm[1],
-        shm_leftovers=machine_facts.engine_segments(),
+        shm_unused=segments.unused,
+        shm_untold=segments.untold,
         files_soft=soft,
         files_hard=hard,
         memory_total=None if memory is None else memory.total,

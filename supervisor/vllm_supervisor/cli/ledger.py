@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from vllm_supervisor.adapters import ledger_reader
+from vllm_supervisor.cli.groups import SuggestingGroup
 from vllm_supervisor.cli.ledger_place import ledger_directory, since_stamp
 from vllm_supervisor.cli.planning import GlobalOptions
 from vllm_supervisor.core.audit import Audit
@@ -32,7 +33,7 @@ _place = click.option(
 _json_option = click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def ledger() -> None:
     """Read what became of requests and of the engine's work for them."""
 
@@ -99,7 +100,10 @@ def show(
     state_dir: str | None,
     as_json: bool,
 ) -> int:
-    """Show the lines of one request, of everything not settled, or since a time (status 1: there are none)."""
+    """Show the lines of one request, of everything not settled, or since a time.
+
+    Status 1 if there are no lines of that request or since then; with --open 0 either way.
+    """
     if sum((request_id is not None, only_open, since is not None)) != 1:
         raise UsageError("ledger show: say one of ID, --open, --since")
     directory = ledger_directory(options, state_dir)

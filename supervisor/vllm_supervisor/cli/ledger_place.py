@@ -1,11 +1,16 @@
-"""Where the ledgers are that a tool reads, and from when on: `--state-dir`, else the instance's state directory."""
+"""Where the ledgers are that a tool reads, and from when on: `--state-dir`, else the instance's state directory.
 
+Without a name the only ledger is meant; of several, that of the only supervisor that runs, as the other tools mean it.
+"""
+
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from vllm_supervisor.adapters import directories
+from vllm_supervisor.cli.finding import connect
 from vllm_supervisor.cli.planning import GlobalOptions, load_config
-from vllm_supervisor.core.errors import UsageError
+from vllm_supervisor.core.errors import UsageError, UserError
 from vllm_supervisor.core.ledger import DIRECTORY
 from vllm_supervisor.core.units import BadValueError, parse_duration
 
@@ -17,27 +22,47 @@ def ledger_directory(options: GlobalOptions, state_dir: str | None) -> Path:
     if state_dir is not None:
         return _existing(Path(state_dir).expanduser().absolute())
     configured = load_config(options).config.state_dir
-    if options.name is not None:
-        return _existing(directories.state_directory(configured, options.environ, options.name))
     pattern = directories.state_directory(configured, options.environ, _ANY)
     if pattern.name != _ANY:
         return _existing(pattern)
-    found = sorted(path.parent for path in pattern.parent.glob(f"*/{DIRECTORY}"))
-    if len(found) > 1:
-        raise UsageError(f"several ledgers in {pattern.parent}: {', '.join(p.name for p in found)}; choose by --name")
-    if not found:
-        raise UsageError(f"no ledger in {pattern.parent}; say where by --state-dir")
-    return _existing(found[0])
+    found = sorted(path.parent.name for path in pattern.parent.glob(f"*/{DIRECTORY}"))
+    if options.name is not None:
+        return _existing(pattern.parent / options.name, found)
+    return _existing(pattern.parent / chosen(found, lambda: _running(options), pattern.parent))
 
 
-def _existing(state: Path) -> Path:
+def chosen(names: Sequence[str], running: Callable[[], str | None], place: Path) -> str:
+    """Return whose ledger of those in `place` is meant. `running`: the name of the only supervisor that runs, or None.
+
+    It is asked only if there are several. Raises UsageError if there is no ledger, or no single one that is meant.
+    """
+    if not names:
+        raise UsageError(f"no ledger in {place}; say where by --state-dir")
+    if len(names) == 1:
+        return names[0]
+    name = running()
+    if name is not None and name in names:
+        return name
+    raise UsageError(f"several ledgers in {place}: {', '.join(names)}; choose by --name")
+
+
+def _running(options: GlobalOptions) -> str | None:
+    try:
+        return str(connect(options).get("/status").get("name"))
+    except UserError:
+        return None
+
+
+def _existing(state: Path, beside: Sequence[str] = ()) -> Path:
+    """Return the directory of the segments in `state`; UsageError if there is none. `beside`: the names that have one."""
     directory = state / DIRECTORY
     try:
         if directory.is_dir():
             return directory
     except PermissionError:
         raise UsageError(f"the ledger {directory} may not be read by this user") from None
-    raise UsageError(f"no ledger in {state}; say where by --state-dir")
+    known = f" (there are: {', '.join(beside)})" if beside else ""
+    raise UsageError(f"no ledger in {state}{known}; say where by --state-dir")
 
 
 def since_stamp(text: str | None, now: datetime) -> str:

@@ -16,6 +16,7 @@ import click
 
 from vllm_supervisor import __version__
 from vllm_supervisor.cli.errors import guarded
+from vllm_supervisor.cli.groups import SuggestingGroup
 from vllm_supervisor.cli.planning import GlobalOptions
 
 # The sub-commands: where each is defined, in the order `--help` shows them.
@@ -40,7 +41,7 @@ COMMANDS = {
 }
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(SuggestingGroup):
     """A group whose commands are imported when they are asked for."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:

@@ -158,18 +158,24 @@ def _drain(part: Mapping[str, Any]) -> Row:
 
 def _restarts(part: Mapping[str, Any]) -> Row:
     causes, budget, last = (_part(part, name) for name in ("by_cause", "budget", "last"))
-    within = budget.get("within_s")
     text = _joined(
         _number(part.get("total"), "{}"),
         " ".join(f"{cause} {count}" for cause, count in causes.items()),
-        f"budget {budget.get('used')} of {budget.get('max')}" if "max" in budget else "",
-        f"within {show_duration(within)}" if isinstance(within, int | float) else "",
+        _budget("crashes", budget),
+        _budget("hangs", _part(budget, "stuck")),
         f"last: {last['cause']}" if "cause" in last else "",
         _span(last.get("ago_s"), "{} ago"),
         _number(last.get("requests_lost"), "{} requests lost"),
         _span(last.get("ready_after_s"), "ready after {}"),
     )
     return ("restarts", text, "")
+
+
+def _budget(what: str, part: Mapping[str, Any]) -> str:
+    """Say how much of a budget is used; "" for one that a supervisor of another version does not tell."""
+    within = part.get("within_s")
+    used = f"{what} {part.get('used')} of {part.get('max')}" if "max" in part else ""
+    return f"{used} within {show_duration(within)}" if used and isinstance(within, int | float) else used
 
 
 def _counts(label: str, part: Mapping[str, Any]) -> Row:

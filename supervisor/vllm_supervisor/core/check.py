@@ -45,13 +45,17 @@ _ENDINGS = ("/v1", "/v1/models", "/metrics", "/health")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One server: `address` and `host` (the Host header), `prefix` before every path, whether it speaks TLS."""
+    """One server: `address` and `host` (the Host header), `prefix` before every path, whether it speaks TLS.
+
+    `assumed`: the address's port was not given, it is the scheme's.
+    """
 
     url: str
     address: Address
     host: str
     prefix: str
     tls: bool
+    assumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,9 @@ def target(url: str) -> Target:
     try:
         port = parts.port
     except ValueError:
-        raise UsageError(f"{url!r}: the port is no number from 1 to 65535") from None
+        port = 0
+    if port == 0:
+        raise UsageError(f"{url!r}: the port is no number from 1 to 65535")
     if not parts.hostname:
         raise UsageError(f"{url!r}: there is no host in it; give http://HOST:PORT")
     tls = parts.scheme == "https"
@@ -117,7 +123,8 @@ def target(url: str) -> Target:
             break
     if any(ord(letter) <= 0x20 or ord(letter) == 0x7F for letter in prefix):
         raise UsageError(f"{url!r}: there is a blank or control character in its path")
-    return Target(url, TcpAddress(parts.hostname, port or (443 if tls else 80)), parts.netloc, prefix, tls=tls)
+    address = TcpAddress(parts.hostname, port or (443 if tls else 80))
+    return Target(url, address, parts.netloc, prefix, tls=tls, assumed=port is None)
 
 
 def policy(waits: tuple[float, float] | None, *, remembered: bool) -> HealthPolicy:
@@ -178,6 +185,13 @@ def with_probe(found: Checked, result: ProbeResult | None, waited: float, *, sur
         )
     why = "the key is not accepted" if result.outcome is ProbeOutcome.UNAUTHORIZED else "no endpoint takes one"
     return replace(found, sentence=f"{found.sentence}; not probed: {why}")
+
+
+def with_port(found: Checked, asked: Target) -> Checked:
+    """Name the port that was asked, where nobody gave one and what was found there is not well."""
+    if found.exit == 0 or not asked.assumed:
+        return found
+    return replace(found, sentence=f"{found.sentence}; no port was given, so {asked.address} was asked")
 
 
 def of_health(url: str, status: int | None, body: bytes) -> Checked | None:

@@ -75,7 +75,7 @@ def build(
         if table in known and known[table].kind is TABLE:
             key, raw = table, {entry: raw}  # noqa: PLW2901  # an entry of a table is a table of one, merged below
         if key not in known:
-            problems.append(f"{origin}: unknown key {key}{_nearest(key, known)}")
+            problems.append(f"{origin}: {_unknown(key, raw, known)}")
             continue
         try:
             value = known[key].kind.parse(raw)
@@ -118,6 +118,18 @@ def _from_sets(sets: Sequence[str], problems: list[str]) -> Iterator[tuple[str, 
             problems.append(f"--set {key}: expected section.key=value")
             continue
         yield key.strip(), value, "--set"
+
+
+def _unknown(key: str, raw: object, known: Mapping[str, Setting]) -> str:
+    """Say what `key` is not, and what was probably meant: a key, or a section of the file."""
+    sections = {name.partition(".")[0]: None for name in known if "." in name}
+    if key in sections:
+        return f"{key} is a section, not a key; write {key}.KEY, or [{key}] above its keys"
+    if isinstance(raw, dict) and "." not in key:
+        near = difflib.get_close_matches(key, sections, n=1, cutoff=0.6)
+        meant = f"did you mean [{near[0]}]?" if near else f"there are {', '.join(f'[{name}]' for name in sections)}"
+        return f"unknown section [{key}]; {meant}"
+    return f"unknown key {key}{_nearest(key, known)}"
 
 
 def _nearest(key: str, known: Mapping[str, Setting]) -> str:

@@ -3,6 +3,7 @@
 Sizes in bytes, times in seconds.
 """
 
+import shlex
 from dataclasses import dataclass
 
 from vllm_supervisor.core.doctor import Finding, Level, ok
@@ -10,6 +11,7 @@ from vllm_supervisor.core.doctor import Finding, Level, ok
 GIB = 1 << 30
 SHM = "/dev/shm"  # noqa: S108 - it is only named
 SHM_WANTED = GIB  # worker messages and NCCL; Docker's own default is 64 MiB
+SEGMENTS_NAMED = 8
 FILES_PER_CONNECTION = 2  # one to the client, one to the engine
 FILES_BESIDES = 256
 OLDEST_YEAR = 2025  # a clock before it was never set
@@ -24,7 +26,8 @@ class Machine:
 
     shm_total: int | None
     shm_free: int | None
-    shm_leftovers: int  # files of dead engines in it
+    shm_unused: tuple[str, ...]  # files in it, called as engines' are, that nobody has open or maps
+    shm_untold: int  # such files of which we may not know whether they are in use
     files_soft: int
     files_hard: int
     memory_total: int | None
@@ -85,20 +88,31 @@ def _shared_memory(facts: Machine) -> list[Finding]:
                 "shm",
                 f"{SHM} is nearly full: {facts.shm_free / GIB:.2f} of {facts.shm_total / GIB:.2f} GiB are free",
                 "the next start may fail with ENOSPC",
-                "see what lies there (ls -l /dev/shm); dead engines leave psm_* and vllm_offload_*",
+                "see what lies there (ls -l /dev/shm); dead engines leave psm_* and vllm_offload_*, but psm_* is every "
+                "Python program's shared memory: remove what nobody uses (fuser -v FILE)",
             )
         )
-    if facts.shm_leftovers:
-        found.append(
-            Finding(
-                Level.NOTE,
-                "shm",
-                f"{facts.shm_leftovers} segments of engines lie in /dev/shm",
-                "those of a dead engine stay until somebody removes them; ours are removed by us",
-                "with no vLLM running: rm /dev/shm/psm_* /dev/shm/vllm_offload_*",
-            )
-        )
+    if facts.shm_unused or facts.shm_untold:
+        found.append(_segments(facts.shm_unused, facts.shm_untold))
     return found or [ok("shm", f"{SHM} has {facts.shm_total / GIB:.1f} GiB")]
+
+
+def _segments(unused: tuple[str, ...], untold: int) -> Finding:
+    """Name what may be removed one by one: a pattern would hit other programs' memory as well."""
+    parts = [
+        f"{len(unused)} in {SHM} that nobody uses" if unused else "",
+        f"{untold} of which this user may not know whether they are in use" if untold else "",
+    ]
+    more = f" (and {len(unused) - SEGMENTS_NAMED} more)" if len(unused) > SEGMENTS_NAMED else ""
+    remove = " ".join(shlex.quote(path) for path in unused[:SEGMENTS_NAMED])
+    return Finding(
+        Level.NOTE,
+        "shm",
+        f"shared memory called as an engine's is: {', '.join(part for part in parts if part)}",
+        "a dead engine's stays until somebody removes it (ours we remove); but every Python program's is called psm_… too, "
+        "and one that is not in use now may be wanted later",
+        f"if it was an engine's (ls -l tells owner and time): rm {remove}{more}" if unused else "run this as root",
+    )
 
 
 def _files(facts: Machine) -> Finding:

@@ -56,6 +56,8 @@ class Snapshot:
     restarts: Mapping[str, int]
     budget_used: int
     budget_max: int
+    stuck_used: int
+    stuck_max: int
     uptime_s: float
     incarnation: int
     ledger: LedgerHealth
@@ -149,6 +151,8 @@ FAMILIES: tuple[Family, ...] = (
     Family("restarts_total", "counter", "Restarts of the engine, by cause.", _counts("cause", RESTART_CAUSES, lambda s: s.restarts)),
     Family("restart_budget_used", "gauge", "Crashes that burden the restart budget.", _one(lambda s: s.budget_used)),
     Family("restart_budget_max", "gauge", "Crashes the restart budget allows.", _one(lambda s: s.budget_max)),
+    Family("restart_stuck_used", "gauge", "Hangs that burden their own restart budget.", _one(lambda s: s.stuck_used)),
+    Family("restart_stuck_max", "gauge", "Hangs their restart budget allows.", _one(lambda s: s.stuck_max)),
     Family("memory_pressure", "gauge", "How the machine's memory stands: 1 for the current level. This and the next only where memory is guarded.", _pressure),
     Family("memory_available_bytes", "gauge", "MemAvailable of the machine.", _memory(lambda m: m.available)),
     Family("memory_floor_bytes", "gauge", "At this level the engine is killed.", _memory(lambda m: m.floor)),

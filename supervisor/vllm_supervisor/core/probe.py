@@ -19,8 +19,6 @@ PROBE_ID_PREFIX = "vsup-probe-"
 HEALTH_PATH = "/health"
 METRICS_PATH = "/metrics"
 MODELS_PATH = "/v1/models"
-VERSION_PATH = "/version"
-IS_SLEEPING_PATH = "/is_sleeping"
 IS_PAUSED_PATH = "/is_paused"
 
 # The endpoints that can carry a probe, the preferred first. Bare completions need no chat template.

@@ -131,6 +131,11 @@ def used(tally: RestartTally, policy: RestartPolicy, now: float) -> int:
     return len(_healed(tally, policy, now).crashes)
 
 
+def stuck_used(tally: RestartTally, policy: RestartPolicy, now: float) -> int:
+    """Count the hangs that burden their own budget just now."""
+    return len(_healed(tally, policy, now).hangs)
+
+
 def after_end(
     tally: RestartTally, policy: RestartPolicy, ended: Ended, now: float, jitter: float
 ) -> tuple[RestartTally, Restart | GiveUp]:

@@ -27,6 +27,7 @@ from vllm_supervisor.core.check import (
     policy,
     recall,
     remember,
+    with_port,
     with_probe,
 )
 from vllm_supervisor.core.health import Judgement, Memory, judge
@@ -75,7 +76,7 @@ async def check_all(
     async def one(index: int, target: Target) -> None:
         check = _Check(target, options)
         memory = recall(remembered.get(target.url)) if remembered is not None else None
-        found[index] = await check.run(memory, stateful=remembered is not None)
+        found[index] = with_port(await check.run(memory, stateful=remembered is not None), target)
         kept[target.url] = remember(check.memory)
 
     async with trio.open_nursery() as nursery:

@@ -130,6 +130,8 @@ class Picture:
                 restarts=state.restarts,
                 budget_used=restart.used(state.tally, self._policy.restart, self._now()),
                 budget_max=self._policy.restart.max,
+                stuck_used=restart.stuck_used(state.tally, self._policy.restart, now),
+                stuck_max=self._policy.restart.stuck_max,
                 uptime_s=now - identity.began,
                 incarnation=state.incarnation,
                 verdict_age_s=None if judged is None else now - judged.since,
@@ -219,6 +221,11 @@ class Picture:
                 "max": policy.max,
                 "within_s": policy.within,
                 "used": restart.used(state.tally, policy, now),
+                "stuck": {
+                    "max": policy.stuck_max,
+                    "within_s": policy.stuck_within,
+                    "used": restart.stuck_used(state.tally, policy, now),
+                },
             },
             "last": None
             if last is None
