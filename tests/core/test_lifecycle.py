@@ -255,6 +255,18 @@ def test_a_commanded_restart_drains_first_and_is_not_counted() -> None:
     assert life.state.restarts == {"commanded": 1}
 
 
+def test_an_expected_end_names_its_engine_in_one_breath() -> None:
+    """The event of an end we ordered reads as one sentence; one that nobody ordered stands apart from the number."""
+    life = Life().ready()
+    life.now += 5.0
+    life.tell(facts.RestartRequested("pid 9", "new weights"), facts.Drained(), facts.Exited(0), facts.SweepDone())
+    life.ready()
+    life.crash()
+    said = [order.sentence for order in life.given if isinstance(order, orders.Record) and order.event == "exited"]
+    assert said[0] == "engine 1 stopped as told: status 0 after 5 s"
+    assert said[1].startswith("engine 2: the engine ended with status 1 while it served")
+
+
 def test_what_kill_does_not_remove_blocks_the_next_engine() -> None:
     """While a process survives KILL no second engine starts; when it goes after all, life goes on."""
     life = Life().ready()
