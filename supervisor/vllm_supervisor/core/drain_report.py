@@ -102,7 +102,23 @@ def line(report: Mapping[str, Any]) -> str:
     verdict = "both ledgers balance" if report["balance_holds"] else "the ledgers do NOT balance"
     missing = "; evidence is MISSING" if report["evidence_missing"] else ""
     unsettled = f"; {left} not settled" if left else ""
-    return f"requests: {text}; executions: {states or 'none'}; {verdict}{missing}{unsettled}"
+    return (
+        f"requests: {text}; executions: {states or 'none'}; {verdict}{missing}{unsettled}{_cut(report['cut'])}; "
+        f"status {report['status']}"
+    )
+
+
+def level(report: Mapping[str, Any]) -> str:
+    """Say how loudly the log has it: a warning if anything was cut, is missing or is in doubt."""
+    whole = report["balance_holds"] and not report["evidence_missing"] and not report["unsettled"]["n"]
+    return "info" if whole and not report["cut"]["n"] else "warning"
+
+
+def _cut(cut: Mapping[str, Any]) -> str:
+    if not cut["n"]:
+        return ""
+    classes = ", ".join(f"{name} {number}" for name, number in cut["by_class"].items())
+    return f"; cut {cut['n']} ({classes}, oldest {cut['oldest_s']:.1f} s)"
 
 
 def progress(state: DrainState, now: float, *, in_flight: int, oldest_s: float | None, background: int = 0) -> str:

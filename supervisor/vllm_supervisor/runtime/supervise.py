@@ -326,9 +326,8 @@ class Supervisor:
 
     async def _write_down(self) -> None:
         state = self._loop.state
-        _, line = await self._books.close(state, self._hands.cut, self._world.policy.limits.documentation)
-        # The last line on a terminal is the one that is read: it begins with why we gave up.
-        self._say("ended", f"gave up: {state.problem}; {line}" if state.give_up_status else line)
+        line, level = await self._books.close(state, self._hands.cut, self._world.policy.limits.documentation)
+        self._say("ended", line, level)
         self._loop.tell(facts.Documented())
 
     # -- faults of ours ----------------------------------------------------------------------------------------------
