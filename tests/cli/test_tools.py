@@ -166,7 +166,7 @@ def test_an_event_with_little_in_it() -> None:
         ("drain --wait --hook --timeout 1.5m", "/drain", {"wait": True, "hook": True, "timeout_s": 90.0}, {"drained": True, "in_flight": 0}, "drained: nothing is in flight"),
         ("resume", "/resume", {}, {"admission": "open"}, "admission: open"),
         ("restart --reason why", "/restart", {"reason": "why"}, {"incarnation": 2}, "restarting: incarnation 2 is being replaced"),
-        ("stop", "/stop", {}, {"phase": "running"}, "stopping: what was accepted finishes first; `status` and `events` tell how it goes until the end"),
+        ("stop", "/stop", {}, {"phase": "draining", "does": "hurrying: all is cut"}, "hurrying: all is cut; `events --follow` shows how it goes and returns at the end"),
         ("report --source s --reason r", "/report", {"source": "s", "reason": "r"}, {"recorded": True, "verdict": "busy", "sentence": "7 running"}, "recorded; busy: 7 running"),
     ],
 )  # fmt: skip

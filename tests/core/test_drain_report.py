@@ -100,6 +100,26 @@ def test_the_log_line_is_a_warning_if_anything_is_amiss(changed: dict[str, int],
     assert drain_report.level(report(**changed)) == level
 
 
+@pytest.mark.parametrize(
+    ("facts", "does"),
+    [
+        ([], "stopping: what was accepted finishes first"),
+        ([StopAsked()], "hurrying: what is still open is cut now"),
+        ([StopAsked(), DeadlinePassed()], "hurrying: what is still open is cut now"),
+        ([StopAsked(), DeadlinePassed(), DeadlinePassed()], "hurrying: the engine has 5 s to end"),
+        ([StopAsked(), StopAsked()], "killing: the engine's processes are killed now"),
+        ([StopAsked(), StopAsked(), EngineGone()], "ending: the engine is gone, what is known is being written down"),
+    ],
+)
+def test_a_stop_says_what_it_does(facts: list[DrainFact], does: str) -> None:
+    """Each stop is answered with what it does where the drain stands, which is another thing each time."""
+    limits = Limits(None, "nobody", propagation=9.0, drain=60.0, engine_stop=30.0, documentation=5.0, reserve=5.0)
+    state = DrainState()
+    for fact in facts:
+        state, _ = drain.step(state, fact, 10.0, limits)
+    assert drain_report.stop_does(state) == does
+
+
 def test_progress_is_a_sentence() -> None:
     """The progress names what is in flight, the oldest, what runs on after its answer, and the time left."""
     limits = Limits(None, "nobody", propagation=0.0, drain=60.0, engine_stop=30.0, documentation=5.0, reserve=5.0)

@@ -255,6 +255,21 @@ def test_a_commanded_restart_drains_first_and_is_not_counted() -> None:
     assert life.state.restarts == {"commanded": 1}
 
 
+@pytest.mark.parametrize(("on_terminal", "signum", "told"), [(True, 2, True), (True, 15, False), (False, 2, False)])
+def test_who_presses_ctrl_c_is_told_what_a_second_one_does(on_terminal: bool, signum: int, told: bool) -> None:
+    """On a terminal the first line says it; each further stop says what it does."""
+    life = Life(policy=replace(POLICY, on_terminal=on_terminal)).ready()
+    said = []
+    for _ in range(3):
+        given = life.tell(facts.StopRequested("them", signum))
+        said += [order.sentence for order in given if isinstance(order, orders.Record)]
+    assert said == [
+        f"stop requested by them{'; again: cut what is open' if told else ''}",
+        "stop requested again by them: hurrying: what is still open is cut now",
+        "stop requested again by them: killing: the engine's processes are killed now",
+    ]
+
+
 def test_an_expected_end_names_its_engine_in_one_breath() -> None:
     """The event of an end we ordered reads as one sentence; one that nobody ordered stands apart from the number."""
     life = Life().ready()

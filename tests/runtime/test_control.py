@@ -10,6 +10,7 @@ from fakes.custody import async_test
 from vllm_supervisor.adapters.control_server import Answer, Call, Peer
 from vllm_supervisor.core import facts
 from vllm_supervisor.core.admission import Gate
+from vllm_supervisor.core.drain import DrainState, Stage
 from vllm_supervisor.core.events import Events
 from vllm_supervisor.core.lifecycle import State
 from vllm_supervisor.runtime.control import MAX_EVENTS, Control
@@ -24,10 +25,11 @@ class Desk:
     def __init__(self) -> None:
         self.told: list[object] = []
         self.said: list[str] = []
+        self.state = State()
         self.events = Events(MAX_EVENTS)
         self.control = Control(
             status=lambda: {"health": {"verdict": "busy", "sentence": "it works"}},
-            state=State,
+            state=lambda: self.state,
             timeouts=dict,
             gate=Gate(limit=8, new_id=lambda: "1"),
             background=lambda: 0,
@@ -76,3 +78,15 @@ async def test_what_a_stranger_writes_stays_on_one_line() -> None:
     assert told.reason == SHOWN
     assert (await desk.ask("POST", "/report", body={"source": STRANGE, "reason": STRANGE})).status == 202
     assert desk.said[0].startswith(f"{SHOWN} (pid 1 (uid 0, sh)) reports: {SHOWN}; judged")
+
+
+@async_test
+async def test_a_second_stop_is_answered_with_what_it_does() -> None:
+    """The first says that what was accepted finishes, the second that what is open is cut."""
+    desk = Desk()
+    first = await desk.ask("POST", "/stop")
+    desk.state = State(drain=DrainState(stage=Stage.FINISHING, stops=1))
+    second = await desk.ask("POST", "/stop")
+    assert first.value == {"phase": "running", "does": "stopping: what was accepted finishes first"}
+    assert second.value == {"phase": "draining", "does": "hurrying: what is still open is cut now"}
+    assert [type(fact) for fact in desk.told] == [facts.StopRequested] * 2

@@ -10,7 +10,7 @@ The protocol, as the server must answer it:
 | `POST /drain` | `{"wait": bool, "hook": bool, "timeout_s": number or null}` | 200, `{"drained": bool, "in_flight": n}` |
 | `POST /resume` | `{}` | 200, `{"admission": "open" or the reason it stays closed}` |
 | `POST /restart` | `{"reason": text}` | 202, `{"incarnation": n}`, the one that is being replaced |
-| `POST /stop` | `{}` | 202, `{"phase": word}` |
+| `POST /stop` | `{}` | 202, `{"phase": word, "does": sentence}`: where we were, and what this stop does there |
 | `POST /report` | `{"source": text, "reason": text}` | 202, `{"recorded": true}` |
 
 * EVENT is an object with at least `at` (UTC, ISO 8601), `event` (a word) and `why` (a sentence, may be empty).

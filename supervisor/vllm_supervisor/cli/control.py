@@ -62,10 +62,14 @@ def restart(options: GlobalOptions, *, reason: str) -> None:
 @click.command()
 @click.pass_obj
 def stop(options: GlobalOptions) -> None:
-    """Stop the supervisor in order, as TERM does; returns when the stop has begun."""
+    """Stop the supervisor in order, as TERM does; returns when the stop has begun.
+
+    A second one ends the drain now, as a second TERM does: what is still open is cut. To wait for the end:
+    `events --follow` shows how it goes and returns then.
+    """
     client = connect(options)
-    client.post("/stop", {})
-    click.echo("stopping: what was accepted finishes first; `status` and `events` tell how it goes until the end")
+    answer = client.post("/stop", {})
+    click.echo(f"{answer.get('does', 'stopping')}; `events --follow` shows how it goes and returns at the end")
 
 
 @click.command()

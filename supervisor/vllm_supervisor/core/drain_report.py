@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_supervisor.core.drain import DrainState, Stage
+from vllm_supervisor.core.drain import SHORT_STOP_S, DrainState, Stage
 from vllm_supervisor.core.execution import Change
 from vllm_supervisor.core.words import ExecutionState, Outcome
 
@@ -119,6 +119,21 @@ def _cut(cut: Mapping[str, Any]) -> str:
         return ""
     classes = ", ".join(f"{name} {number}" for name, number in cut["by_class"].items())
     return f"; cut {cut['n']} ({classes}, oldest {cut['oldest_s']:.1f} s)"
+
+
+def stop_does(state: DrainState) -> str:
+    """Say what a stop does that is asked for in `state`: the first word tells a stop from a hurry and a kill."""
+    match state.stage:
+        case Stage.OPEN:
+            return "stopping: what was accepted finishes first"
+        case Stage.PROPAGATING | Stage.FINISHING:
+            return "hurrying: what is still open is cut now"
+        case Stage.STOPPING if state.stops < 2:
+            return f"hurrying: the engine has {min(SHORT_STOP_S, state.budget.engine_stop):g} s to end"
+        case Stage.STOPPING:
+            return "killing: the engine's processes are killed now"
+        case Stage.DOCUMENTING | Stage.ENDED:
+            return "ending: the engine is gone, what is known is being written down"
 
 
 def progress(state: DrainState, now: float, *, in_flight: int, oldest_s: float | None, background: int = 0) -> str:

@@ -12,6 +12,7 @@ import trio.lowlevel
 from vllm_supervisor.adapters.control_server import Answer, Call, refusal
 from vllm_supervisor.core import facts
 from vllm_supervisor.core.admission import Gate
+from vllm_supervisor.core.drain_report import stop_does
 from vllm_supervisor.core.events import Events
 from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.lifecycle import State
@@ -150,8 +151,9 @@ class Control:
         return Answer(202, {"incarnation": incarnation})
 
     async def _stop(self, call: Call) -> Answer:
+        state = self._state()
         self._tell(facts.StopRequested(str(call.peer)))
-        return Answer(202, {"phase": self._state().phase.value})
+        return Answer(202, {"phase": state.phase.value, "does": stop_does(state.drain)})
 
     async def _report(self, call: Call) -> Answer:
         source, reason = call.body.get("source"), call.body.get("reason")
