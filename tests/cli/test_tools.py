@@ -187,6 +187,18 @@ def test_a_drain_that_did_not_end_in_time(control: Control, capsys: pytest.Captu
     assert capsys.readouterr().err == "draining: 2 in flight\n"
 
 
+@pytest.mark.parametrize(("cut", "shown"), [(1, "1 request was cut"), (3, "3 requests were cut")])
+def test_a_drain_that_ended_by_a_cut(
+    control: Control, capsys: pytest.CaptureFixture[str], cut: int, shown: str
+) -> None:
+    """`drain --wait` is status 1 where nothing is in flight because it was cut; without --wait it only says so."""
+    control.answer("/drain", {"drained": True, "in_flight": 0, "background": 0, "cut": cut})
+    assert control.run("drain", "--wait") == 1
+    assert capsys.readouterr().err == f"drained: nothing is in flight, but {shown}\n"
+    assert control.run("drain") == 0
+    assert capsys.readouterr().out == f"drained: nothing is in flight, but {shown}\n"
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

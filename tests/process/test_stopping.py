@@ -4,6 +4,7 @@ import json
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -60,6 +61,25 @@ def test_a_drain_that_ends_by_its_budget_cuts_explicitly_and_exits_80(start_mock
     assert '"code":"drain_deadline"' in got[-1].replace(" ", ""), got[-3:]
     assert supervisor.ends(within=20.0) == 80, supervisor.words()
     account.expect_nothing_left()
+
+
+def test_who_waits_for_a_drain_hears_that_it_was_cut(start_mock: StartMock, account: Account) -> None:
+    """`drain --wait` during a stop whose budget cuts a stream is 1 and says so; so does the last line of the log."""
+
+    def stop(supervisor: Supervisor, client: Client) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(account.tool, "--name", str(client.port), "drain", "--wait", "--timeout", "60s")
+            supervisor.until_said("admission closed by")
+            supervisor.signal(signal.SIGTERM)
+            done = waiting.result()
+        assert (done.returncode, "but 1 request was cut" in done.stderr) == (1, True), done
+
+    supervisor, _ = cut(start_mock, stop)
+    assert supervisor.ends(within=20.0) == 80, supervisor.words()
+    (last,) = supervisor.events("ended")
+    assert last["level"] == "warning"
+    assert "; cut 1 (chat 1, oldest " in last["sentence"]
+    assert last["sentence"].endswith("; status 80")
 
 
 def test_a_restart_whose_time_ends_does_not_speak_of_a_stop(start_mock: StartMock, account: Account) -> None:

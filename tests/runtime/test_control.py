@@ -26,6 +26,7 @@ class Desk:
         self.told: list[object] = []
         self.said: list[str] = []
         self.state = State()
+        self.cuts = [(0, 0)]  # what is answered, one after the other; the last one stays
         self.events = Events(MAX_EVENTS)
         self.control = Control(
             status=lambda: {"health": {"verdict": "busy", "sentence": "it works"}},
@@ -33,6 +34,7 @@ class Desk:
             timeouts=dict,
             gate=Gate(limit=8, new_id=lambda: "1"),
             background=lambda: 0,
+            cuts=lambda: self.cuts.pop(0) if len(self.cuts) > 1 else self.cuts[0],
             summary=dict,
             events=self.events,
             tell=self.told.append,
@@ -90,3 +92,22 @@ async def test_a_second_stop_is_answered_with_what_it_does() -> None:
     assert first.value == {"phase": "running", "does": "stopping: what was accepted finishes first"}
     assert second.value == {"phase": "draining", "does": "hurrying: what is still open is cut now"}
     assert [type(fact) for fact in desk.told] == [facts.StopRequested] * 2
+
+
+@pytest.mark.parametrize(
+    ("cuts", "cut"),
+    [
+        ([(0, 0)], 0),
+        ([(2, 0)], 0),  # an earlier restart's
+        ([(2, 0), (5, 3)], 3),  # a stop's, while we waited
+        ([(5, 3)], 3),  # a stop's, before we asked
+        ([(2, 0), (6, 0)], 4),  # a restart's, while we waited
+    ],
+)
+@async_test
+async def test_a_drain_says_what_was_cut(cuts: list[tuple[int, int]], cut: int) -> None:
+    """Nothing is in flight, and the answer tells whether that is because it was cut."""
+    desk = Desk()
+    desk.cuts = list(cuts)
+    answer = await desk.ask("POST", "/drain", body={"wait": True})
+    assert answer.value == {"drained": True, "in_flight": 0, "background": 0, "cut": cut}

@@ -136,6 +136,12 @@ def stop_does(state: DrainState) -> str:
             return "ending: the engine is gone, what is known is being written down"
 
 
+def drained(cut: int) -> str:
+    """Say of a drain that nothing is in flight any more, and of how many requests that is so because they were cut."""
+    but = f", but {cut} {'request was' if cut == 1 else 'requests were'} cut" if cut else ""
+    return f"drained: nothing is in flight{but}"
+
+
 def progress(state: DrainState, now: float, *, in_flight: int, oldest_s: float | None, background: int = 0) -> str:
     """Say how the drain goes, for people: "draining: 3 in flight, oldest 41 s, 22 s left"."""
     parts = [f"{in_flight} in flight"]

@@ -35,6 +35,7 @@ class Control:
         timeouts: Callable[[], Mapping[str, object]],
         gate: Gate,
         background: Callable[[], int],
+        cuts: Callable[[], tuple[int, int]],
         summary: Callable[[], Mapping[str, Any]],
         events: Events,
         tell: Callable[[Fact], None],
@@ -45,7 +46,8 @@ class Control:
     ) -> None:
         """`tell` takes facts; `say` notes an event (word, sentence), `look_now` has the engine judged.
 
-        `background` counts the answered requests that run on in the engine; `summary` is this run's part of the ledgers.
+        `background` counts the answered requests that run on in the engine; `cuts` those that the end of a drain has cut,
+        in this run and, of these, by the end of a stop's; `summary` is this run's part of the ledgers.
         `drain_budget` in seconds is how long a drain is waited for, `hook_budget` how long by a hook, after which the
         rest of the stop still has to fit its outer limit.
         """
@@ -54,6 +56,7 @@ class Control:
         self._timeouts = timeouts
         self._gate = gate
         self._background = background
+        self._cuts = cuts
         self._summary = summary
         self._events = events
         self._tell = tell
@@ -120,6 +123,7 @@ class Control:
         if timeout is not None and not (number and 0 <= timeout <= MAX_WAIT):
             return refusal(400, f"timeout_s={str(timeout)[:40]}: expected seconds, 0 or more, at most a year")
         hook = bool(call.body.get("hook"))
+        before, _ = self._cuts()
         self._tell(facts.DrainRequested(str(call.peer), hook=hook))
         if call.body.get("wait"):
             usual = self._hook_budget if hook else self._drain_budget
@@ -129,7 +133,9 @@ class Control:
             await trio.lowlevel.checkpoint()
         in_flight, background = self._gate.in_flight, self._background()
         drained = not in_flight and not background
-        return Answer(200, {"drained": drained, "in_flight": in_flight, "background": background})
+        ever, by_stop = self._cuts()
+        cut = max(ever - before, by_stop)  # who asks during a stop hears of all that it has cut
+        return Answer(200, {"drained": drained, "in_flight": in_flight, "background": background, "cut": cut})
 
     async def _empty(self) -> None:
         await trio.lowlevel.checkpoint()  # the fact is taken first: admission is closed when we begin to count

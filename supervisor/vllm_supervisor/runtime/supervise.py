@@ -214,6 +214,7 @@ class Supervisor:
             timeouts=self._answers.timeouts,
             gate=self._gate,
             background=lambda: self._journal.background,
+            cuts=lambda: self._hands.cuts,
             summary=self._picture.ledger_summary,
             events=self._events,
             tell=self._loop.tell,
