@@ -7,6 +7,7 @@ import pytest
 from fakes.engine_life import POLICY, Life, kinds
 from vllm_supervisor.core import facts, orders
 from vllm_supervisor.core.cells import LEADS_TO, TABLE
+from vllm_supervisor.core.cells_between import WAY_OUT
 from vllm_supervisor.core.exit_status import ExitEvidence
 from vllm_supervisor.core.facts import Timer
 from vllm_supervisor.core.lifecycle import ImpossibleFact, Moment, Node, State, Why, engine_state, step
@@ -197,6 +198,22 @@ def test_a_deterministic_failure_is_tried_once_and_parks() -> None:
     assert "--nonsense" in life.state.problem
     assert any(isinstance(o, orders.CloseGate) and o.reason is ClosedReason.PARKED for o in given)
     assert sum(isinstance(o, orders.Spawn) for o in life.given) == 1
+
+
+def test_parked_names_the_way_out_wherever_it_is_shown() -> None:
+    """Event, refusal and status say the cause and what to do next, on one line; the end of a command only the cause."""
+    life = Life()
+    given = life.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100), facts.Exited(2), facts.SweepDone())
+    (said,) = [order.sentence for order in given if isinstance(order, orders.Record) and order.event == "parked"]
+    (closed,) = [order.sentence for order in given if isinstance(order, orders.CloseGate)]
+    assert said == f"parked: {closed}"
+    assert closed == life.state.problem
+    assert closed.count("it refused its command line") == 1
+    assert closed.endswith(f"; {WAY_OUT}")
+    assert "\n" not in closed
+    ends = Life(policy=replace(POLICY, on_terminal=True))
+    ends.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100), facts.Exited(2), facts.SweepDone())
+    assert WAY_OUT not in ends.state.problem
 
 
 def test_a_deterministic_failure_on_a_terminal_ends_with_78() -> None:
