@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from fakes.supervisor_process import Account, Client, StartMock, Supervisor
+from fakes.supervisor_process import Account, Client, StartMock, Supervisor, command
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -40,6 +41,20 @@ def test_stop_by_the_tool_does_what_the_signal_does(start_mock: StartMock, accou
     assert account.tool("--name", str(client.port), "stop").returncode == 0
     assert supervisor.ends(within=20.0) == 0, supervisor.words()
     account.expect_nothing_left()
+
+
+def test_who_follows_the_events_sees_the_end(start_mock: StartMock, account: Account) -> None:
+    """`events --follow` shows the events of a stop to the very last, which has the status, and returns 0."""
+    supervisor, client = start_mock()
+    supervisor.until(client.is_ready, within=30.0, what="ready")
+    follow = [*command(), "--name", str(client.port), "events", "--follow"]
+    with subprocess.Popen(follow, env=account.env, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline()
+        supervisor.signal(signal.SIGTERM)
+        assert following.stdout.read().splitlines()[-1].endswith("; status 0")
+    assert following.returncode == 0
+    assert supervisor.ends(within=20.0) == 0, supervisor.words()
 
 
 def cut(start_mock: StartMock, order: Callable[[Supervisor, Client], None]) -> tuple[Supervisor, list[str]]:

@@ -1,10 +1,12 @@
 """The control socket's paths: what callers may write, and what becomes of it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import pytest
+import trio
 
 from fakes.custody import async_test
 from vllm_supervisor.adapters.control_server import Answer, Call, Peer
@@ -13,7 +15,7 @@ from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.drain import DrainState, Stage
 from vllm_supervisor.core.events import Events
 from vllm_supervisor.core.lifecycle import State
-from vllm_supervisor.runtime.control import MAX_EVENTS, Control
+from vllm_supervisor.runtime.control import LAST_WORDS, LOOK_EVERY, MAX_EVENTS, Control
 
 STRANGE = "disk\nfull \x1b[31m\x07 again"
 SHOWN = "disk full ?[31m? again"
@@ -111,3 +113,32 @@ async def test_a_drain_says_what_was_cut(cuts: list[tuple[int, int]], cut: int) 
     desk.cuts = list(cuts)
     answer = await desk.ask("POST", "/drain", body={"wait": True})
     assert answer.value == {"drained": True, "in_flight": 0, "background": 0, "cut": cut}
+
+
+@async_test
+async def test_who_follows_gets_the_last_words() -> None:
+    """Nothing ends before a follower has the last event; one that takes nothing holds us for a moment, nobody not at all."""
+    desk = Desk()
+    await desk.control.last_words()
+    taking, stuck = [(await desk.ask("GET", "/events", follow="1")).stream for _ in range(2)]
+    assert isinstance(taking, AsyncGenerator)
+    assert isinstance(stuck, AsyncGenerator)
+    got: list[str] = []
+
+    async def take() -> None:
+        async for event in taking:
+            got.append(event["event"])  # noqa: PERF401 - it never ends
+
+    async with aclosing(stuck), trio.open_nursery() as nursery:
+        nursery.start_soon(take)
+        await trio.sleep(2 * LOOK_EVERY)
+        desk.events.add("ended", "", at="")
+        await desk.control.last_words()
+        assert got == ["ended"]
+        nursery.start_soon(stuck.__anext__)
+        await trio.sleep(2 * LOOK_EVERY)
+        desk.events.add("first", "", at="")
+        await trio.sleep(2 * LOOK_EVERY)
+        with trio.fail_after(10 * LAST_WORDS):
+            await desk.control.last_words()
+        nursery.cancel_scope.cancel()

@@ -3,7 +3,7 @@
 The protocol stands in `adapters/control_client`, which is its other end.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 import trio
@@ -21,6 +21,7 @@ from vllm_supervisor.core.words import verdict_line
 
 MAX_EVENTS = 1000
 MAX_WAIT = 365 * 24 * 3600.0  # seconds
+LAST_WORDS = 0.5  # seconds at most for followers to take the last events before we end
 LOOK_EVERY = 0.1  # seconds between looks for new events of a follower, and for a drain that ended
 
 
@@ -64,6 +65,7 @@ class Control:
         self._look_now = look_now
         self._drain_budget = drain_budget
         self._hook_budget = hook_budget
+        self._taken: dict[object, int] = {}  # by each follower of the events: the number of the last it was sent
         self._calls: dict[tuple[str, str], Callable[[Call], Awaitable[Answer]]] = {
             ("GET", "/status"): self._get_status,
             ("GET", "/timeouts"): self._get_timeouts,
@@ -105,15 +107,26 @@ class Control:
             return Answer(200, stream=self._follow(newest))
         return Answer(200, {"events": newest})
 
-    async def _follow(self, newest: list[Mapping[str, Any]]) -> AsyncIterator[Any]:
-        last = self._events.last
-        for event in newest:
-            yield event
-        while True:
-            for event in self._events.after(last):
-                last = event["n"]
+    async def _follow(self, newest: list[Mapping[str, Any]]) -> AsyncGenerator[Any]:
+        follower, last = object(), self._events.last
+        self._taken[follower] = last
+        try:
+            for event in newest:
                 yield event
-            await trio.sleep(LOOK_EVERY)
+            while True:
+                for event in self._events.after(last):
+                    last = event["n"]
+                    yield event
+                self._taken[follower] = last
+                await trio.sleep(LOOK_EVERY)
+        finally:
+            del self._taken[follower]
+
+    async def last_words(self) -> None:
+        """Wait until all who follow the events have the last one; one that takes nothing does not hold us."""
+        with trio.move_on_after(LAST_WORDS):
+            while any(taken < self._events.last for taken in self._taken.values()):  # noqa: ASYNC110 - as in `_empty`
+                await trio.sleep(LOOK_EVERY / 10)
 
     # -- actions -----------------------------------------------------------------------------------------------------
 
