@@ -14,9 +14,10 @@ The protocol, as the server must answer it:
 | `POST /report` | `{"source": text, "reason": text}` | 202, `{"recorded": true}` |
 
 * EVENT is an object with at least `at` (UTC, ISO 8601), `event` (a word) and `why` (a sentence, may be empty).
-* `wait` of a drain holds the answer until nothing is in flight, or `timeout_s` (null: the drain's own budget) is over;
-  `drained` says which, `background` counts the answered requests that run on, and `cut` those that the end of a drain has
-  cut: by a stop that is under way, or by a restart while this call waited. `hook` says that a stop will follow (a service manager's or an orchestrator's pre-stop hook).
+* `wait` of a drain holds the answer until nothing is in flight, or `timeout_s` (null: the drain's own budget) is
+  over; `drained` says which, `background` counts the answered requests that run on, and `cut` those that the end of a
+  drain has cut: by a stop that is under way, or by a restart while this call waited. `hook` says that a stop will
+  follow (a service manager's or an orchestrator's pre-stop hook).
 * A refusal has a status of 400 or above and `{"error": {"message": one line}}`; the line is shown as it is.
 * Every answer but the followed events is JSON with a Content-Length.
 """
