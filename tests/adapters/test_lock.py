@@ -18,6 +18,7 @@ HOLD = (
     "lock = StateLock(pathlib.Path(sys.argv[1]), run='run-1', name='gpu')\n"
     "print(lock.instance, flush=True); sys.stdin.read()\n"
 )
+RUNS = "supervisor '8000' (pid PID) runs already: stop it with vllm-supervisor --name 8000 stop"
 
 
 def test_the_second_is_told_who_holds_it(tmp_path: Path) -> None:
@@ -37,6 +38,24 @@ def test_the_second_is_told_who_holds_it(tmp_path: Path) -> None:
         lock = StateLock(state, run="run-2", name="gpu")
         assert lock.instance == instance
         lock.release()
+
+
+@pytest.mark.parametrize(
+    ("name", "port_option", "told"),
+    [
+        ("8000", "--port", f"{RUNS}, or choose another --port"),
+        ("8000", "listen.port", f"{RUNS}, or choose another listen.port"),
+        ("8000", "", "STATE is held by the supervisor '8000' (pid PID, run r); use another --name or state_dir"),
+        ("9000", "--port", "STATE is held by the supervisor '8000' (pid PID, run r); use another --name or state_dir"),
+    ],
+)
+def test_a_second_start_is_told_what_to_do(tmp_path: Path, name: str, port_option: str, told: str) -> None:
+    """Where the port made the name, the first one can be stopped or another port taken; else only the places help."""
+    lock = StateLock(tmp_path, run="r", name="8000", port_option="--port")
+    with pytest.raises(SetupError) as caught:
+        StateLock(tmp_path, run="r2", name=name, port_option=port_option)
+    assert str(caught.value) == told.replace("STATE", f"state directory {tmp_path}").replace("PID", str(os.getpid()))
+    lock.release()
 
 
 def test_the_directory_and_the_file_are_private(tmp_path: Path) -> None:

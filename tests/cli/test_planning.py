@@ -185,3 +185,35 @@ def test_help_is_ours(place: Place, capsys: pytest.CaptureFixture[str], words: s
 def test_help_behind_two_dashes_is_the_engines(place: Place) -> None:
     """What stands behind `--` is never read as ours."""
     assert place.plan("run", "--", "vllm", "{uds}", "--", "--help").command.arguments == ("{uds}", "--", "--help")
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "option"),
+    [
+        ("serve M --port 9", {}, "--port"),
+        ("run -- vllm {uds}", {}, "listen.port"),
+        ("--name mine serve M", {}, ""),
+        ("serve M --uds /e.sock", {}, ""),
+        ("serve M --headless", {}, ""),
+        ("--set state_dir=S serve M", {}, ""),
+        ("--set run_dir=S serve M", {}, ""),
+        ("serve M", {"STATE_DIRECTORY": "S"}, ""),
+    ],
+)
+def test_what_names_the_instance(
+    place: Place, monkeypatch: pytest.MonkeyPatch, words: str, environ: dict[str, str], option: str
+) -> None:
+    """A plan knows whether another port would give another name and other directories."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(place.root))
+    monkeypatch.setenv("XDG_STATE_HOME", str(place.root))
+    for name in ("RUNTIME_DIRECTORY", "STATE_DIRECTORY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, f"{place.root}/{value}")
+    swapped = {
+        "M": f"{place.root}/model",
+        "state_dir=S": f"state_dir={place.root}/s",
+        "run_dir=S": f"run_dir={place.root}/r",
+    }
+    assert main([swapped.get(word, word) for word in words.split()]) == 0
+    assert place.plans.pop().port_option == option

@@ -166,7 +166,7 @@ def test_an_event_with_little_in_it() -> None:
         ("drain --wait --hook --timeout 1.5m", "/drain", {"wait": True, "hook": True, "timeout_s": 90.0}, {"drained": True, "in_flight": 0}, "drained: nothing is in flight"),
         ("resume", "/resume", {}, {"admission": "open"}, "admission: open"),
         ("restart --reason why", "/restart", {"reason": "why"}, {"incarnation": 2}, "restarting: incarnation 2 is being replaced"),
-        ("stop", "/stop", {}, {"phase": "running"}, "stopping: what was accepted finishes first; `status` and `events` tell how it goes until the end"),
+        ("stop", "/stop", {}, {"phase": "draining", "does": "hurrying: all is cut"}, "hurrying: all is cut; `events --follow` shows how it goes and returns at the end"),
         ("report --source s --reason r", "/report", {"source": "s", "reason": "r"}, {"recorded": True, "verdict": "busy", "sentence": "7 running"}, "recorded; busy: 7 running"),
     ],
 )  # fmt: skip
@@ -185,6 +185,18 @@ def test_a_drain_that_did_not_end_in_time(control: Control, capsys: pytest.Captu
     control.answer("/drain", {"drained": False, "in_flight": 2})
     assert control.run("drain", "--wait", "--timeout", "1") == 1
     assert capsys.readouterr().err == "draining: 2 in flight\n"
+
+
+@pytest.mark.parametrize(("cut", "shown"), [(1, "1 request was cut"), (3, "3 requests were cut")])
+def test_a_drain_that_ended_by_a_cut(
+    control: Control, capsys: pytest.CaptureFixture[str], cut: int, shown: str
+) -> None:
+    """`drain --wait` is status 1 where nothing is in flight because it was cut; without --wait it only says so."""
+    control.answer("/drain", {"drained": True, "in_flight": 0, "background": 0, "cut": cut})
+    assert control.run("drain", "--wait") == 1
+    assert capsys.readouterr().err == f"drained: nothing is in flight, but {shown}\n"
+    assert control.run("drain") == 0
+    assert capsys.readouterr().out == f"drained: nothing is in flight, but {shown}\n"
 
 
 @pytest.mark.parametrize(

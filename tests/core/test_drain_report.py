@@ -12,7 +12,14 @@ from vllm_supervisor.core.timeouts import Limits
 from vllm_supervisor.core.words import Evidence, ExecutionState
 
 
-def report(*, engine_gone: bool = True, cut: int = 2, unsettled: int = 1) -> dict[str, object]:
+def report(
+    *,
+    engine_gone: bool = True,
+    cut: int = 2,
+    unsettled: int = 1,
+    balance_holds: bool = True,
+    evidence_missing: bool = False,
+) -> dict[str, object]:
     """Build the report of a stop that had a second to drain."""
     limits = Limits(None, "nobody", propagation=0.0, drain=1.0, engine_stop=30.0, documentation=5.0, reserve=5.0)
     facts: list[tuple[float, DrainFact]] = [
@@ -31,8 +38,8 @@ def report(*, engine_gone: bool = True, cut: int = 2, unsettled: int = 1) -> dic
             cut=[CutRequest(f"r-{n}", "chat", 4.0 + n) for n in range(cut)],
             unsettled=[Change(f"r-{n}", ExecutionState.UNKNOWN, Evidence.NONE) for n in range(unsettled)],
             engine_gone=engine_gone,
-            balance_holds=True,
-            evidence_missing=False,
+            balance_holds=balance_holds,
+            evidence_missing=evidence_missing,
             status=80,
         ),
         13.5,
@@ -69,11 +76,48 @@ def test_long_lists_are_counted_not_listed() -> None:
 
 
 def test_the_log_line_says_both_registers() -> None:
-    """One line holds the counts, the balance and what is not settled."""
+    """One line holds the counts, the balance, what is not settled, what was cut, and our exit status."""
     assert drain_report.line(report()) == (
         "requests: accepted 3, completed 1, failed 0, cancelled 2, open 0, rejected 1; "
-        "executions: completed 1, confirmed_stopped 1, unknown 1; both ledgers balance; 1 not settled"
+        "executions: completed 1, confirmed_stopped 1, unknown 1; both ledgers balance; 1 not settled; "
+        "cut 2 (chat 2, oldest 5.0 s); status 80"
     )
+    assert drain_report.line(report(cut=0, unsettled=0)).endswith("; both ledgers balance; status 80")
+
+
+@pytest.mark.parametrize(
+    ("changed", "level"),
+    [
+        ({"cut": 0, "unsettled": 0}, "info"),
+        ({"cut": 1, "unsettled": 0}, "warning"),
+        ({"cut": 0, "unsettled": 1}, "warning"),
+        ({"cut": 0, "unsettled": 0, "balance_holds": False}, "warning"),
+        ({"cut": 0, "unsettled": 0, "evidence_missing": True}, "warning"),
+    ],
+)
+def test_the_log_line_is_a_warning_if_anything_is_amiss(changed: dict[str, int], level: str) -> None:
+    """What was cut, is missing, does not balance or is not settled is not told as if all were well."""
+    assert drain_report.level(report(**changed)) == level
+
+
+@pytest.mark.parametrize(
+    ("facts", "does"),
+    [
+        ([], "stopping: what was accepted finishes first"),
+        ([StopAsked()], "hurrying: what is still open is cut now"),
+        ([StopAsked(), DeadlinePassed()], "hurrying: what is still open is cut now"),
+        ([StopAsked(), DeadlinePassed(), DeadlinePassed()], "hurrying: the engine has 5 s to end"),
+        ([StopAsked(), StopAsked()], "killing: the engine's processes are killed now"),
+        ([StopAsked(), StopAsked(), EngineGone()], "ending: the engine is gone, what is known is being written down"),
+    ],
+)
+def test_a_stop_says_what_it_does(facts: list[DrainFact], does: str) -> None:
+    """Each stop is answered with what it does where the drain stands, which is another thing each time."""
+    limits = Limits(None, "nobody", propagation=9.0, drain=60.0, engine_stop=30.0, documentation=5.0, reserve=5.0)
+    state = DrainState()
+    for fact in facts:
+        state, _ = drain.step(state, fact, 10.0, limits)
+    assert drain_report.stop_does(state) == does
 
 
 def test_progress_is_a_sentence() -> None:

@@ -130,6 +130,20 @@ def test_a_member_killed_for_memory_explains_the_end_of_the_main_process() -> No
     assert reading.signature is None
 
 
+@pytest.mark.parametrize(
+    ("raw", "phase", "alive_s", "said"),
+    [
+        (0, SERVING, 5.2, "the engine stopped as told: status 0 after 5 s"),
+        (-15, SERVING, 5.2, "the engine stopped as told: SIGTERM after 5 s"),
+        (143, SERVING, None, "the engine stopped as told: status 143 (which stands for SIGTERM)"),
+        (-2, LOADING, 3.0, "the engine stopped as told while it loaded: SIGINT after 3 s"),
+    ],
+)
+def test_an_expected_end_is_told_calmly(raw: int, phase: StartPhase, alive_s: float | None, said: str) -> None:
+    """An engine that ends after our TERM stopped as told; that is said first, then the number and its age."""
+    assert read(raw, TERM, phase, alive_s=alive_s).sentence == said
+
+
 def test_a_kill_during_our_stop_that_was_not_ours_is_said() -> None:
     """A stop we asked for stays clean if somebody else killed the engine in it, but the sentence tells."""
     assert "by somebody else" in read(-9, TERM).sentence

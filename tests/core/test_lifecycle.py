@@ -7,6 +7,7 @@ import pytest
 from fakes.engine_life import POLICY, Life, kinds
 from vllm_supervisor.core import facts, orders
 from vllm_supervisor.core.cells import LEADS_TO, TABLE
+from vllm_supervisor.core.cells_between import WAY_OUT
 from vllm_supervisor.core.exit_status import ExitEvidence
 from vllm_supervisor.core.facts import Timer
 from vllm_supervisor.core.lifecycle import ImpossibleFact, Moment, Node, State, Why, engine_state, step
@@ -199,6 +200,22 @@ def test_a_deterministic_failure_is_tried_once_and_parks() -> None:
     assert sum(isinstance(o, orders.Spawn) for o in life.given) == 1
 
 
+def test_parked_names_the_way_out_wherever_it_is_shown() -> None:
+    """Event, refusal and status say the cause and what to do next, on one line; the end of a command only the cause."""
+    life = Life()
+    given = life.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100), facts.Exited(2), facts.SweepDone())
+    (said,) = [order.sentence for order in given if isinstance(order, orders.Record) and order.event == "parked"]
+    (closed,) = [order.sentence for order in given if isinstance(order, orders.CloseGate)]
+    assert said == f"parked: {closed}"
+    assert closed == life.state.problem
+    assert closed.count("it refused its command line") == 1
+    assert closed.endswith(f"; {WAY_OUT}")
+    assert "\n" not in closed
+    ends = Life(policy=replace(POLICY, on_terminal=True))
+    ends.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100), facts.Exited(2), facts.SweepDone())
+    assert WAY_OUT not in ends.state.problem
+
+
 def test_a_deterministic_failure_on_a_terminal_ends_with_78() -> None:
     """A typo ends the command."""
     life = Life(policy=replace(POLICY, on_terminal=True))
@@ -253,6 +270,33 @@ def test_a_commanded_restart_drains_first_and_is_not_counted() -> None:
     assert life.state.node is Node.STARTING
     assert life.state.tally.crashes == ()
     assert life.state.restarts == {"commanded": 1}
+
+
+@pytest.mark.parametrize(("on_terminal", "signum", "told"), [(True, 2, True), (True, 15, False), (False, 2, False)])
+def test_who_presses_ctrl_c_is_told_what_a_second_one_does(on_terminal: bool, signum: int, told: bool) -> None:
+    """On a terminal the first line says it; each further stop says what it does."""
+    life = Life(policy=replace(POLICY, on_terminal=on_terminal)).ready()
+    said = []
+    for _ in range(3):
+        given = life.tell(facts.StopRequested("them", signum))
+        said += [order.sentence for order in given if isinstance(order, orders.Record)]
+    assert said == [
+        f"stop requested by them{'; again: cut what is open' if told else ''}",
+        "stop requested again by them: hurrying: what is still open is cut now",
+        "stop requested again by them: killing: the engine's processes are killed now",
+    ]
+
+
+def test_an_expected_end_names_its_engine_in_one_breath() -> None:
+    """The event of an end we ordered reads as one sentence; one that nobody ordered stands apart from the number."""
+    life = Life().ready()
+    life.now += 5.0
+    life.tell(facts.RestartRequested("pid 9", "new weights"), facts.Drained(), facts.Exited(0), facts.SweepDone())
+    life.ready()
+    life.crash()
+    said = [order.sentence for order in life.given if isinstance(order, orders.Record) and order.event == "exited"]
+    assert said[0] == "engine 1 stopped as told: status 0 after 5 s"
+    assert said[1].startswith("engine 2: the engine ended with status 1 while it served")
 
 
 def test_what_kill_does_not_remove_blocks_the_next_engine() -> None:

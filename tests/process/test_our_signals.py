@@ -20,6 +20,7 @@ def test_what_a_signal_does_and_who_sent_it(start_mock: StartMock) -> None:
         supervisor.signal(signal.Signals[name])
         supervisor.until_said(f"{name} from pid {os.getpid()} (uid {os.getuid()}, ")
         assert said in supervisor.events("signal")[-1]["sentence"]
+    supervisor.until_said("nothing to reload: ")
     supervisor.until(lambda: supervisor.events("incident"), within=20.0, what="the bundle")
     assert client.chat().status_code == 200
     assert len(supervisor.events("spawned")) == 1

@@ -2,13 +2,15 @@
 
 import json
 import signal
+import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from fakes.supervisor_process import Account, Client, StartMock, Supervisor
+from fakes.supervisor_process import Account, Client, StartMock, Supervisor, command
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -41,6 +43,20 @@ def test_stop_by_the_tool_does_what_the_signal_does(start_mock: StartMock, accou
     account.expect_nothing_left()
 
 
+def test_who_follows_the_events_sees_the_end(start_mock: StartMock, account: Account) -> None:
+    """`events --follow` shows the events of a stop to the very last, which has the status, and returns 0."""
+    supervisor, client = start_mock()
+    supervisor.until(client.is_ready, within=30.0, what="ready")
+    follow = [*command(), "--name", str(client.port), "events", "--follow"]
+    with subprocess.Popen(follow, env=account.env, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline()
+        supervisor.signal(signal.SIGTERM)
+        assert following.stdout.read().splitlines()[-1].endswith("; status 0")
+    assert following.returncode == 0
+    assert supervisor.ends(within=20.0) == 0, supervisor.words()
+
+
 def cut(start_mock: StartMock, order: Callable[[Supervisor, Client], None]) -> tuple[Supervisor, list[str]]:
     """Give `order` while a stream without end is open, with a budget of 300 ms; return what that stream was told."""
     supervisor, client = start_mock("--max-model-len", "1m", before=("--set", "drain.budget=300ms"))
@@ -60,6 +76,25 @@ def test_a_drain_that_ends_by_its_budget_cuts_explicitly_and_exits_80(start_mock
     assert '"code":"drain_deadline"' in got[-1].replace(" ", ""), got[-3:]
     assert supervisor.ends(within=20.0) == 80, supervisor.words()
     account.expect_nothing_left()
+
+
+def test_who_waits_for_a_drain_hears_that_it_was_cut(start_mock: StartMock, account: Account) -> None:
+    """`drain --wait` during a stop whose budget cuts a stream is 1 and says so; so does the last line of the log."""
+
+    def stop(supervisor: Supervisor, client: Client) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(account.tool, "--name", str(client.port), "drain", "--wait", "--timeout", "60s")
+            supervisor.until_said("admission closed by")
+            supervisor.signal(signal.SIGTERM)
+            done = waiting.result()
+        assert (done.returncode, "but 1 request was cut" in done.stderr) == (1, True), done
+
+    supervisor, _ = cut(start_mock, stop)
+    assert supervisor.ends(within=20.0) == 80, supervisor.words()
+    (last,) = supervisor.events("ended")
+    assert last["level"] == "warning"
+    assert "; cut 1 (chat 1, oldest " in last["sentence"]
+    assert last["sentence"].endswith("; status 80")
 
 
 def test_a_restart_whose_time_ends_does_not_speak_of_a_stop(start_mock: StartMock, account: Account) -> None:

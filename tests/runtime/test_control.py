@@ -1,18 +1,21 @@
 """The control socket's paths: what callers may write, and what becomes of it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import pytest
+import trio
 
 from fakes.custody import async_test
 from vllm_supervisor.adapters.control_server import Answer, Call, Peer
 from vllm_supervisor.core import facts
 from vllm_supervisor.core.admission import Gate
+from vllm_supervisor.core.drain import DrainState, Stage
 from vllm_supervisor.core.events import Events
 from vllm_supervisor.core.lifecycle import State
-from vllm_supervisor.runtime.control import MAX_EVENTS, Control
+from vllm_supervisor.runtime.control import LAST_WORDS, LOOK_EVERY, MAX_EVENTS, Control
 
 STRANGE = "disk\nfull \x1b[31m\x07 again"
 SHOWN = "disk full ?[31m? again"
@@ -24,13 +27,16 @@ class Desk:
     def __init__(self) -> None:
         self.told: list[object] = []
         self.said: list[str] = []
+        self.state = State()
+        self.cuts = [(0, 0)]  # what is answered, one after the other; the last one stays
         self.events = Events(MAX_EVENTS)
         self.control = Control(
             status=lambda: {"health": {"verdict": "busy", "sentence": "it works"}},
-            state=State,
+            state=lambda: self.state,
             timeouts=dict,
             gate=Gate(limit=8, new_id=lambda: "1"),
             background=lambda: 0,
+            cuts=lambda: self.cuts.pop(0) if len(self.cuts) > 1 else self.cuts[0],
             summary=dict,
             events=self.events,
             tell=self.told.append,
@@ -76,3 +82,63 @@ async def test_what_a_stranger_writes_stays_on_one_line() -> None:
     assert told.reason == SHOWN
     assert (await desk.ask("POST", "/report", body={"source": STRANGE, "reason": STRANGE})).status == 202
     assert desk.said[0].startswith(f"{SHOWN} (pid 1 (uid 0, sh)) reports: {SHOWN}; judged")
+
+
+@async_test
+async def test_a_second_stop_is_answered_with_what_it_does() -> None:
+    """The first says that what was accepted finishes, the second that what is open is cut."""
+    desk = Desk()
+    first = await desk.ask("POST", "/stop")
+    desk.state = State(drain=DrainState(stage=Stage.FINISHING, stops=1))
+    second = await desk.ask("POST", "/stop")
+    assert first.value == {"phase": "running", "does": "stopping: what was accepted finishes first"}
+    assert second.value == {"phase": "draining", "does": "hurrying: what is still open is cut now"}
+    assert [type(fact) for fact in desk.told] == [facts.StopRequested] * 2
+
+
+@pytest.mark.parametrize(
+    ("cuts", "cut"),
+    [
+        ([(0, 0)], 0),
+        ([(2, 0)], 0),  # an earlier restart's
+        ([(2, 0), (5, 3)], 3),  # a stop's, while we waited
+        ([(5, 3)], 3),  # a stop's, before we asked
+        ([(2, 0), (6, 0)], 4),  # a restart's, while we waited
+    ],
+)
+@async_test
+async def test_a_drain_says_what_was_cut(cuts: list[tuple[int, int]], cut: int) -> None:
+    """Nothing is in flight, and the answer tells whether that is because it was cut."""
+    desk = Desk()
+    desk.cuts = list(cuts)
+    answer = await desk.ask("POST", "/drain", body={"wait": True})
+    assert answer.value == {"drained": True, "in_flight": 0, "background": 0, "cut": cut}
+
+
+@async_test
+async def test_who_follows_gets_the_last_words() -> None:
+    """Nothing ends before a follower has the last event; one that takes nothing holds us for a moment, nobody not at all."""
+    desk = Desk()
+    await desk.control.last_words()
+    taking, stuck = [(await desk.ask("GET", "/events", follow="1")).stream for _ in range(2)]
+    assert isinstance(taking, AsyncGenerator)
+    assert isinstance(stuck, AsyncGenerator)
+    got: list[str] = []
+
+    async def take() -> None:
+        async for event in taking:
+            got.append(event["event"])  # noqa: PERF401 - it never ends
+
+    async with aclosing(stuck), trio.open_nursery() as nursery:
+        nursery.start_soon(take)
+        await trio.sleep(2 * LOOK_EVERY)
+        desk.events.add("ended", "", at="")
+        await desk.control.last_words()
+        assert got == ["ended"]
+        nursery.start_soon(stuck.__anext__)
+        await trio.sleep(2 * LOOK_EVERY)
+        desk.events.add("first", "", at="")
+        await trio.sleep(2 * LOOK_EVERY)
+        with trio.fail_after(10 * LAST_WORDS):
+            await desk.control.last_words()
+        nursery.cancel_scope.cancel()

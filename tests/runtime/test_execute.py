@@ -13,6 +13,7 @@ class Stage:
     def __init__(self) -> None:
         self.told: list[Fact] = []
         self.awaited = False
+        self.leaving = True
         self.gate = Gate(limit=8, new_id=iter("abcdefgh").__next__)
         self.gate.reopen(ClosedReason.STARTING)
         self.hands = Hands(
@@ -26,7 +27,7 @@ class Stage:
             await_memory=lambda _until: None,
             background=list,
             awaited=lambda: self.awaited,
-            leaving=lambda: True,
+            leaving=lambda: self.leaving,
             now=lambda: 10.0,
         )
 
@@ -70,3 +71,13 @@ def test_a_cut_is_not_the_end_that_a_drain_waited_for() -> None:
     stage.awaited = False
     stage.hands.look()
     assert stage.told == [facts.CutSettled()]
+
+
+def test_what_a_restart_cuts_is_counted_apart_from_what_a_stop_cuts() -> None:
+    """A waiting drain hears of both, the report of the stop only of its own; a dead engine's requests are no cut."""
+    stage = Stage()
+    for leaving, why in ((False, Cut.DRAIN_DEADLINE), (False, Cut.ENGINE_FAILED), (True, Cut.DRAIN_DEADLINE)):
+        stage.admit()
+        stage.leaving = leaving
+        stage.hands.execute(orders.CutInFlight(why))
+    assert stage.hands.cuts == (2, 1)

@@ -7,15 +7,17 @@ The protocol, as the server must answer it:
 | `GET /status` | - | 200, the status object |
 | `GET /events?n=N` | - | 200, `{"events": [EVENT, …]}`, the oldest first, at most N |
 | `GET /events?n=N&follow=1` | - | 200, `application/x-ndjson`: one EVENT a line, the last N first, then each new one at once |
-| `POST /drain` | `{"wait": bool, "hook": bool, "timeout_s": number or null}` | 200, `{"drained": bool, "in_flight": n}` |
+| `POST /drain` | `{"wait": bool, "hook": bool, "timeout_s": number or null}` | 200, `{"drained": bool, "in_flight": n, "background": n, "cut": n}` |
 | `POST /resume` | `{}` | 200, `{"admission": "open" or the reason it stays closed}` |
 | `POST /restart` | `{"reason": text}` | 202, `{"incarnation": n}`, the one that is being replaced |
-| `POST /stop` | `{}` | 202, `{"phase": word}` |
+| `POST /stop` | `{}` | 202, `{"phase": word, "does": sentence}`: where we were, and what this stop does there |
 | `POST /report` | `{"source": text, "reason": text}` | 202, `{"recorded": true}` |
 
 * EVENT is an object with at least `at` (UTC, ISO 8601), `event` (a word) and `why` (a sentence, may be empty).
-* `wait` of a drain holds the answer until nothing is in flight, or `timeout_s` (null: the drain's own budget) is over;
-  `drained` says which. `hook` says that a stop will follow (a service manager's or an orchestrator's pre-stop hook).
+* `wait` of a drain holds the answer until nothing is in flight, or `timeout_s` (null: the drain's own budget) is
+  over; `drained` says which, `background` counts the answered requests that run on, and `cut` those that the end of a
+  drain has cut: by a stop that is under way, or by a restart while this call waited. `hook` says that a stop will
+  follow (a service manager's or an orchestrator's pre-stop hook).
 * A refusal has a status of 400 or above and `{"error": {"message": one line}}`; the line is shown as it is.
 * Every answer but the followed events is JSON with a Content-Length.
 """

@@ -20,15 +20,25 @@ from contextlib import suppress
 from pathlib import Path
 
 from vllm_supervisor.core.errors import SetupError
+from vllm_supervisor.core.plan import Holder, held
 
 _NAME = "lock"
+
+
+class HeldError(BlockingIOError):
+    """Somebody else has it; `holder` is None where the file names nobody."""
+
+    def __init__(self, directory: Path, holder: Holder | None) -> None:
+        """Say who holds `directory`."""
+        super().__init__(errno.EWOULDBLOCK, f"state directory {directory} is held by {holder or 'another supervisor'}")
+        self.holder = holder
 
 
 class StateLock:
     """The held lock. `instance` marks this state directory in the engine's environment."""
 
-    def __init__(self, state_dir: Path, *, run: str, name: str) -> None:
-        """Make `state_dir` (0700) if needed and lock it.
+    def __init__(self, state_dir: Path, *, run: str, name: str, port_option: str = "") -> None:
+        """Make `state_dir` (0700) if needed and lock it; `port_option` is that of the plan.
 
         Raises SetupError, naming the holder if there is one, or what cannot be written.
         """
@@ -37,8 +47,8 @@ class StateLock:
         self._fd = -1
         try:
             self.again()
-        except BlockingIOError as error:
-            raise SetupError(f"{error.strerror}; use another --name or state_dir") from None
+        except HeldError as error:
+            raise SetupError(held(error.holder, f"{error.strerror}", name=name, port_option=port_option)) from None
         except OSError as error:
             raise SetupError(f"state directory {state_dir} cannot be used: {error.strerror}; set state_dir") from error
         found = state_dir.stat()
@@ -52,7 +62,7 @@ class StateLock:
     def again(self) -> None:
         """See that we hold the lock of the directory as it is now; make it and take it if that is not so.
 
-        Raises BlockingIOError, whose text names the holder, if somebody else has it, and any other OSError.
+        Raises HeldError, whose text names the holder, if somebody else has it, and any other OSError.
         """
         if self._fd >= 0 and self._is_named(self._fd):
             return
@@ -75,8 +85,7 @@ class StateLock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            sentence = f"state directory {self._path.parent} is held by {_holder(fd)}"
-            raise BlockingIOError(errno.EWOULDBLOCK, sentence) from None
+            raise HeldError(self._path.parent, _holder(fd)) from None
         if not self._is_named(fd):
             raise FileNotFoundError(errno.ENOENT, "the lock was removed as it was taken")
         with suppress(OSError):  # a full disk: then it names nobody
@@ -91,10 +100,10 @@ class StateLock:
             return False
 
 
-def _holder(fd: int) -> str:
-    """Name the holder as the file does; a file half written names nobody."""
+def _holder(fd: int) -> Holder | None:
+    """Return the holder as the file names it; a file half written names nobody."""
     try:
         told = json.loads(os.pread(fd, 4096, 0))
-        return f"the supervisor {told['name']!r} (pid {int(told['pid'])}, run {told['run']})"
+        return Holder(str(told["name"]), int(told["pid"]), str(told["run"]))
     except (ValueError, KeyError, TypeError):
-        return "another supervisor"
+        return None

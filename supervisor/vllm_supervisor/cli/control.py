@@ -6,6 +6,7 @@ import click
 
 from vllm_supervisor.cli.finding import connect
 from vllm_supervisor.cli.planning import GlobalOptions
+from vllm_supervisor.core.drain_report import drained
 from vllm_supervisor.core.units import BadValueError, parse_duration
 from vllm_supervisor.core.words import verdict_line
 
@@ -18,7 +19,9 @@ def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -
 
 
 @click.command()
-@click.option("--wait", is_flag=True, help="Return when nothing is in flight any more, or the time is over (status 1).")
+@click.option(
+    "--wait", is_flag=True, help="Return when nothing is in flight any more; 1: time is over, or requests were cut."
+)
 @click.option("--hook", is_flag=True, help="Called by a pre-stop hook: a stop will follow, so admission stays closed.")
 @click.option(
     "--timeout",
@@ -31,13 +34,12 @@ def drain(options: GlobalOptions, *, wait: bool, hook: bool, timeout: float | No
     """Close admission and let what is in flight finish; `resume` opens it again."""
     client = connect(options)
     answer = client.post("/drain", {"wait": wait, "hook": hook, "timeout_s": timeout}, patient=wait)
-    in_flight, background = answer.get("in_flight", 0), answer.get("background", 0)
-    if answer.get("drained"):
-        click.echo("drained: nothing is in flight")
-        return 0
+    in_flight, background, cut = (int(answer.get(name, 0)) for name in ("in_flight", "background", "cut"))
     more = f", {background} answered and still running" if background else ""
-    click.echo(f"draining: {in_flight} in flight{more}", file=sys.stderr if wait else sys.stdout)
-    return 1 if wait else 0
+    said = drained(cut) if answer.get("drained") else f"draining: {in_flight} in flight{more}"
+    failed = wait and (cut > 0 or not answer.get("drained"))
+    click.echo(said, file=sys.stderr if failed else sys.stdout)
+    return int(failed)
 
 
 @click.command()
@@ -62,10 +64,14 @@ def restart(options: GlobalOptions, *, reason: str) -> None:
 @click.command()
 @click.pass_obj
 def stop(options: GlobalOptions) -> None:
-    """Stop the supervisor in order, as TERM does; returns when the stop has begun."""
+    """Stop the supervisor in order, as TERM does; returns when the stop has begun.
+
+    A second one ends the drain now, as a second TERM does: what is still open is cut. To wait for the end:
+    `events --follow` shows how it goes and returns then.
+    """
     client = connect(options)
-    client.post("/stop", {})
-    click.echo("stopping: what was accepted finishes first; `status` and `events` tell how it goes until the end")
+    answer = client.post("/stop", {})
+    click.echo(f"{answer.get('does', 'stopping')}; `events --follow` shows how it goes and returns at the end")
 
 
 @click.command()

@@ -12,6 +12,7 @@ from vllm_supervisor.adapters import config_file, directories, executable, vllm_
 from vllm_supervisor.core import vllm_args
 from vllm_supervisor.core.address import Address, TcpAddress, UnixAddress
 from vllm_supervisor.core.config import Loaded, build
+from vllm_supervisor.core.config_sections import Config
 from vllm_supervisor.core.engine_command import EngineCommand, EngineKind, Transport, run_command, serve_command
 from vllm_supervisor.core.errors import UsageError
 from vllm_supervisor.core.plan import Plan, check_name, default_name, tls_files
@@ -96,8 +97,10 @@ def _plan(
     config = loaded.config
     name = options.name if options.name is not None else NO_FRONT if listener is None else default_name(listener)
     name = check_name(name)
-    run_dir = directories.run_directory(config.run_dir, options.environ, name)
-    state_dir = directories.state_directory(config.state_dir, options.environ, name)
+    run_dir, state_dir = _places(config, options.environ, name)
+    unnamed = _places(config, options.environ, "")
+    by_port = options.name is None and isinstance(listener, TcpAddress)
+    by_port = by_port and run_dir != unnamed[0] and state_dir != unnamed[1]  # another port is another instance
     tls = None if vllm is None else tls_files(vllm)
     directories.check_length(run_dir)
     directories.prepare_state_directory(state_dir)
@@ -117,7 +120,14 @@ def _plan(
         options=vllm,
         run_dir=run_dir,
         state_dir=state_dir,
+        port_option=("listen.port" if vllm is None else "--port") if by_port else "",
     )
+
+
+def _places(config: Config, environ: Mapping[str, str], name: str) -> tuple[Path, Path]:
+    """Return the run and the state directory of instance `name`; one that is configured does not follow the name."""
+    run_dir = directories.run_directory(config.run_dir, environ, name)
+    return run_dir, directories.state_directory(config.state_dir, environ, name)
 
 
 def _api_key(options: GlobalOptions, vllm: VllmOptions | None) -> str | None:

@@ -12,6 +12,9 @@ from vllm_supervisor.core.restart import GiveUp, GiveUpKind, Restart
 from vllm_supervisor.core.table import Step, on
 from vllm_supervisor.core.words import ClosedReason
 
+# Whoever meets a parked engine, by whichever door, reads how to leave that.
+WAY_OUT = "once mended: vllm-supervisor restart --reason TEXT; if the command line was wrong: stop and start anew"
+
 
 @on(Node.SWEEPING, fact=facts.SweepDone, to=(Node.STARTING, Node.GATING, Node.WAITING, Node.PARKED, Node.GONE))
 def swept(state: State, fact: facts.SweepDone, moment: Moment, policy: Policy) -> Step:
@@ -75,6 +78,7 @@ def give_up(state: State, decision: GiveUp, moment: Moment, policy: Policy) -> S
     if mode == "exit":
         state, more = gone(replace(state, problem=sentence, give_up_status=decision.status))
         return state, [orders.Record("gave_up", f"gave up: {sentence}", level="error"), *more]
+    sentence = f"{sentence}; {WAY_OUT}"
     state = replace(state, node=Node.PARKED, problem=sentence, started=True)
     parked: list[orders.Order] = [
         orders.CloseGate(ClosedReason.PARKED, sentence),

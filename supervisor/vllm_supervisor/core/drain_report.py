@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_supervisor.core.drain import DrainState, Stage
+from vllm_supervisor.core.drain import SHORT_STOP_S, DrainState, Stage
 from vllm_supervisor.core.execution import Change
 from vllm_supervisor.core.words import ExecutionState, Outcome
 
@@ -102,7 +102,44 @@ def line(report: Mapping[str, Any]) -> str:
     verdict = "both ledgers balance" if report["balance_holds"] else "the ledgers do NOT balance"
     missing = "; evidence is MISSING" if report["evidence_missing"] else ""
     unsettled = f"; {left} not settled" if left else ""
-    return f"requests: {text}; executions: {states or 'none'}; {verdict}{missing}{unsettled}"
+    return (
+        f"requests: {text}; executions: {states or 'none'}; {verdict}{missing}{unsettled}{_cut(report['cut'])}; "
+        f"status {report['status']}"
+    )
+
+
+def level(report: Mapping[str, Any]) -> str:
+    """Say how loudly the log has it: a warning if anything was cut, is missing or is in doubt."""
+    whole = report["balance_holds"] and not report["evidence_missing"] and not report["unsettled"]["n"]
+    return "info" if whole and not report["cut"]["n"] else "warning"
+
+
+def _cut(cut: Mapping[str, Any]) -> str:
+    if not cut["n"]:
+        return ""
+    classes = ", ".join(f"{name} {number}" for name, number in cut["by_class"].items())
+    return f"; cut {cut['n']} ({classes}, oldest {cut['oldest_s']:.1f} s)"
+
+
+def stop_does(state: DrainState) -> str:
+    """Say what a stop does that is asked for in `state`: the first word tells a stop from a hurry and a kill."""
+    match state.stage:
+        case Stage.OPEN:
+            return "stopping: what was accepted finishes first"
+        case Stage.PROPAGATING | Stage.FINISHING:
+            return "hurrying: what is still open is cut now"
+        case Stage.STOPPING if state.stops < 2:
+            return f"hurrying: the engine has {min(SHORT_STOP_S, state.budget.engine_stop):g} s to end"
+        case Stage.STOPPING:
+            return "killing: the engine's processes are killed now"
+        case Stage.DOCUMENTING | Stage.ENDED:
+            return "ending: the engine is gone, what is known is being written down"
+
+
+def drained(cut: int) -> str:
+    """Say of a drain that nothing is in flight any more, and of how many requests that is so because they were cut."""
+    but = f", but {cut} {'request was' if cut == 1 else 'requests were'} cut" if cut else ""
+    return f"drained: nothing is in flight{but}"
 
 
 def progress(state: DrainState, now: float, *, in_flight: int, oldest_s: float | None, background: int = 0) -> str:

@@ -89,7 +89,7 @@ def judge(
     state = replace(state, tally=tally, reading=reading, ending=None, pid=None)
     said = orders.Record(
         "exited",
-        f"engine {state.incarnation}: {reading.sentence}",
+        _said(state.incarnation, reading),
         (
             ("incarnation", state.incarnation),
             ("raw", ending.raw),
@@ -102,6 +102,13 @@ def judge(
     if isinstance(decision, Restart) and not state.leaving:
         state = _count(state, ended, ending, swept.requests_lost)
     return state, decision, [said]
+
+
+def _said(incarnation: int, reading: ExitReading) -> str:
+    """Say of a clean end in one breath which engine it was; what else ends one stands apart, as it was told."""
+    if reading.clean:
+        return f"engine {incarnation} {reading.sentence.removeprefix('the engine ')}"
+    return f"engine {incarnation}: {reading.sentence}"
 
 
 def _count(state: State, ended: Ended, ending: Ending, lost: int) -> State:

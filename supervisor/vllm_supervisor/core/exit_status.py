@@ -139,7 +139,7 @@ def interpret(raw: int, asked: Asked, phase: StartPhase, evidence: ExitEvidence)
         cause=Cause.REQUESTED if clean else (signature and signature.cause) or row.cause,
         clean=clean,
         repeat=repeat,
-        sentence=f"the engine {ended(raw)} {_when(phase, evidence)}: {meaning}",
+        sentence=_stopped(raw, phase, evidence) if _as_told(raw, asked) else _told(raw, phase, evidence, meaning),
         meaning=meaning,
         mend=signature.mend if signature else "" if clean else row.mend,
         signature=signature,
@@ -198,11 +198,30 @@ def _out_of_memory(evidence: ExitEvidence) -> bool:
 
 def ended(raw: int) -> str:
     """Say how a process ended: "ended with status 1", "was ended by SIGKILL"."""
+    return f"was ended by {_number(raw)}" if raw < 0 else f"ended with {_number(raw)}"
+
+
+def _number(raw: int) -> str:
     number = signal_of(raw)
     if number is None:
-        return f"ended with status {raw}"
+        return f"status {raw}"
     name = signal_name(number)
-    return f"was ended by {name}" if raw < 0 else f"ended with status {raw} (which stands for {name})"
+    return name if raw < 0 else f"status {raw} (which stands for {name})"
+
+
+def _as_told(raw: int, asked: Asked) -> bool:
+    """Say whether this is the usual end of a stop: TERM, and nobody killed it."""
+    return asked is Asked.TERM and signal_of(raw) != 9
+
+
+def _stopped(raw: int, phase: StartPhase, evidence: ExitEvidence) -> str:
+    loading = " while it loaded" if phase is StartPhase.LOADING else ""
+    after = "" if evidence.alive_s is None else f" after {evidence.alive_s:.0f} s"
+    return f"the engine stopped as told{loading}: {_number(raw)}{after}"
+
+
+def _told(raw: int, phase: StartPhase, evidence: ExitEvidence, meaning: str) -> str:
+    return f"the engine {ended(raw)} {_when(phase, evidence)}: {meaning}"
 
 
 def _when(phase: StartPhase, evidence: ExitEvidence) -> str:

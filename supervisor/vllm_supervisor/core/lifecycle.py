@@ -21,10 +21,12 @@ from typing import Any
 
 from vllm_supervisor.core import drain, facts, orders
 from vllm_supervisor.core.drain import DrainState, Stage
+from vllm_supervisor.core.drain_report import stop_does
 from vllm_supervisor.core.exit_status import ExitReading
 from vllm_supervisor.core.facts import Fact, Timer
 from vllm_supervisor.core.orders import Order
 from vllm_supervisor.core.restart import RestartPolicy, RestartTally
+from vllm_supervisor.core.signal_names import NUMBERS
 from vllm_supervisor.core.timeouts import Limits
 from vllm_supervisor.core.words import ClosedReason, Cut, EngineState, Phase
 
@@ -202,7 +204,7 @@ def step(
         state = replace(state, stop_signum=fact.signum)
     if drain_fact is None:
         return _engine_step(state, fact, moment, policy, table)
-    said = _words(state, fact)
+    said = _words(state, fact, policy)
     state, given = _drain_step(state, drain_fact, moment, policy, table)
     more: list[Order] = []
     if isinstance(fact, facts.StopRequested):
@@ -295,13 +297,15 @@ def _for_drain(state: State, fact: Fact) -> drain.DrainFact | None:
             return None
 
 
-def _words(state: State, fact: Fact) -> list[Order]:
-    """Say who asked for what, and that a budget is spent."""
+def _words(state: State, fact: Fact, policy: Policy) -> list[Order]:
+    """Say who asked for what, and that a budget is spent; to whom has pressed Ctrl-C, what a second one does."""
     match fact:
-        case facts.StopRequested(by=by) if not state.leaving:
-            return [orders.Record("stop_requested", f"stop requested by {by}")]
+        case facts.StopRequested(by=by, signum=signum) if not state.leaving:
+            pressed = policy.on_terminal and signum == NUMBERS["SIGINT"]
+            more = "; again: cut what is open" if pressed else ""
+            return [orders.Record("stop_requested", f"stop requested by {by}{more}")]
         case facts.StopRequested(by=by):
-            return [orders.Record("stop_requested", f"stop requested again by {by}: hurrying")]
+            return [orders.Record("stop_requested", f"stop requested again by {by}: {stop_does(state.drain)}")]
         case facts.DrainRequested(by=by):
             return [orders.Record("drain_requested", f"admission closed by {by}")]
         case facts.ResumeRequested(by=by):

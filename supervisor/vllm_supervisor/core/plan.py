@@ -50,6 +50,31 @@ class Plan:
     options: VllmOptions | None  # None for `run`
     run_dir: Path
     state_dir: Path
+    port_option: str  # the one whose port names the instance and its directories; empty: something else names them
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The supervisor that holds a state directory, as it says itself."""
+
+    name: str
+    pid: int
+    run: str
+
+    def __str__(self) -> str:
+        """Name it for a sentence."""
+        return f"the supervisor {self.name!r} (pid {self.pid}, run {self.run})"
+
+
+def held(holder: Holder | None, sentence: str, *, name: str, port_option: str) -> str:
+    """Say to whoever comes second as `name` that its state directory is held, which is `sentence`, and what to do.
+
+    Where both have their name from their port (`Plan.port_option`), the mend is to stop that one, or another port.
+    """
+    if holder is None or holder.name != name or not port_option:
+        return f"{sentence}; use another --name or state_dir"
+    stop = f"vllm-supervisor --name {name} stop"
+    return f"supervisor {name!r} (pid {holder.pid}) runs already: stop it with {stop}, or choose another {port_option}"
 
 
 def check_name(name: str) -> str:

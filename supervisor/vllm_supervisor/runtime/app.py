@@ -125,7 +125,7 @@ def _world(
 ) -> World:
     """Take hold of everything outside; what is held is let go by `held`. Raises SetupError."""
     run_id = secrets.token_hex(4)
-    lock = StateLock(plan.state_dir, run=run_id, name=plan.name)
+    lock = StateLock(plan.state_dir, run=run_id, name=plan.name, port_option=plan.port_option)
     held.callback(lock.release)
     directories.prepare_run_directory(plan.run_dir)  # under the lock: the last holder removes it as it leaves
     held.callback(directories.leave_run_directory, plan.run_dir, plan.config.run_dir, plan.environ)

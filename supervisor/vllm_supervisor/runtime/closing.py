@@ -57,8 +57,10 @@ class Books:
         self._is_pid1 = is_pid1
         self.status = OwnStatus(1)
 
-    async def close(self, state: State, cut: Sequence[CutRequest], within_s: float) -> tuple[dict[str, Any], str]:
-        """Write the ledgers' ends and the report; return it and its one line. Sets `status`. Never raises OSError.
+    async def close(self, state: State, cut: Sequence[CutRequest], within_s: float) -> tuple[str, str]:
+        """Write the ledgers' ends and the report; return its one line and the line's level. Sets `status`.
+
+        Never raises OSError.
 
         A disk that hangs gets no more than its share of `within_s`; whatever happens, the line and the status are told.
         """
@@ -86,13 +88,14 @@ class Books:
             status=self.status.status,
         )
         report = {"at": clock.stamp(), **drain_report.build(state.drain, facts, clock.monotonic())}
-        line = drain_report.line(report)
+        line, level = drain_report.line(report), drain_report.level(report)
         problem: str | None = "the disk does not answer"
         with trio.move_on_after(within_s * 0.2):
             problem = await trio.to_thread.run_sync(_write, self._path, report, self._hold, abandon_on_cancel=True)
         if problem:
-            line += f"; {self._path} cannot be written: {problem}"
-        return report, line
+            line, level = f"{line}; {self._path} cannot be written: {problem}", "warning"
+        # The last line on a terminal is the one that is read: it begins with why we gave up.
+        return (f"gave up: {state.problem}; {line}" if state.give_up_status else line), level
 
     def _own_status(self, state: State, *, cut: int, missing: bool) -> OwnStatus:
         signum = state.stop_signum

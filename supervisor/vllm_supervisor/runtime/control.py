@@ -3,7 +3,7 @@
 The protocol stands in `adapters/control_client`, which is its other end.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 import trio
@@ -12,6 +12,7 @@ import trio.lowlevel
 from vllm_supervisor.adapters.control_server import Answer, Call, refusal
 from vllm_supervisor.core import facts
 from vllm_supervisor.core.admission import Gate
+from vllm_supervisor.core.drain_report import stop_does
 from vllm_supervisor.core.events import Events
 from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.lifecycle import State
@@ -20,6 +21,7 @@ from vllm_supervisor.core.words import verdict_line
 
 MAX_EVENTS = 1000
 MAX_WAIT = 365 * 24 * 3600.0  # seconds
+LAST_WORDS = 0.5  # seconds at most for followers to take the last events before we end
 LOOK_EVERY = 0.1  # seconds between looks for new events of a follower, and for a drain that ended
 
 
@@ -34,6 +36,7 @@ class Control:
         timeouts: Callable[[], Mapping[str, object]],
         gate: Gate,
         background: Callable[[], int],
+        cuts: Callable[[], tuple[int, int]],
         summary: Callable[[], Mapping[str, Any]],
         events: Events,
         tell: Callable[[Fact], None],
@@ -44,7 +47,8 @@ class Control:
     ) -> None:
         """`tell` takes facts; `say` notes an event (word, sentence), `look_now` has the engine judged.
 
-        `background` counts the answered requests that run on in the engine; `summary` is this run's part of the ledgers.
+        `background` counts the answered requests that run on in the engine; `cuts` those that the end of a drain has cut,
+        in this run and, of these, by the end of a stop's; `summary` is this run's part of the ledgers.
         `drain_budget` in seconds is how long a drain is waited for, `hook_budget` how long by a hook, after which the
         rest of the stop still has to fit its outer limit.
         """
@@ -53,6 +57,7 @@ class Control:
         self._timeouts = timeouts
         self._gate = gate
         self._background = background
+        self._cuts = cuts
         self._summary = summary
         self._events = events
         self._tell = tell
@@ -60,6 +65,7 @@ class Control:
         self._look_now = look_now
         self._drain_budget = drain_budget
         self._hook_budget = hook_budget
+        self._taken: dict[object, int] = {}  # by each follower of the events: the number of the last it was sent
         self._calls: dict[tuple[str, str], Callable[[Call], Awaitable[Answer]]] = {
             ("GET", "/status"): self._get_status,
             ("GET", "/timeouts"): self._get_timeouts,
@@ -101,15 +107,26 @@ class Control:
             return Answer(200, stream=self._follow(newest))
         return Answer(200, {"events": newest})
 
-    async def _follow(self, newest: list[Mapping[str, Any]]) -> AsyncIterator[Any]:
-        last = self._events.last
-        for event in newest:
-            yield event
-        while True:
-            for event in self._events.after(last):
-                last = event["n"]
+    async def _follow(self, newest: list[Mapping[str, Any]]) -> AsyncGenerator[Any]:
+        follower, last = object(), self._events.last
+        self._taken[follower] = last
+        try:
+            for event in newest:
                 yield event
-            await trio.sleep(LOOK_EVERY)
+            while True:
+                for event in self._events.after(last):
+                    last = event["n"]
+                    yield event
+                self._taken[follower] = last
+                await trio.sleep(LOOK_EVERY)
+        finally:
+            del self._taken[follower]
+
+    async def last_words(self) -> None:
+        """Wait until all who follow the events have the last one; one that takes nothing does not hold us."""
+        with trio.move_on_after(LAST_WORDS):
+            while any(taken < self._events.last for taken in self._taken.values()):  # noqa: ASYNC110 - as in `_empty`
+                await trio.sleep(LOOK_EVERY / 10)
 
     # -- actions -----------------------------------------------------------------------------------------------------
 
@@ -119,6 +136,7 @@ class Control:
         if timeout is not None and not (number and 0 <= timeout <= MAX_WAIT):
             return refusal(400, f"timeout_s={str(timeout)[:40]}: expected seconds, 0 or more, at most a year")
         hook = bool(call.body.get("hook"))
+        before, _ = self._cuts()
         self._tell(facts.DrainRequested(str(call.peer), hook=hook))
         if call.body.get("wait"):
             usual = self._hook_budget if hook else self._drain_budget
@@ -128,7 +146,9 @@ class Control:
             await trio.lowlevel.checkpoint()
         in_flight, background = self._gate.in_flight, self._background()
         drained = not in_flight and not background
-        return Answer(200, {"drained": drained, "in_flight": in_flight, "background": background})
+        ever, by_stop = self._cuts()
+        cut = max(ever - before, by_stop)  # who asks during a stop hears of all that it has cut
+        return Answer(200, {"drained": drained, "in_flight": in_flight, "background": background, "cut": cut})
 
     async def _empty(self) -> None:
         await trio.lowlevel.checkpoint()  # the fact is taken first: admission is closed when we begin to count
@@ -150,8 +170,9 @@ class Control:
         return Answer(202, {"incarnation": incarnation})
 
     async def _stop(self, call: Call) -> Answer:
+        state = self._state()
         self._tell(facts.StopRequested(str(call.peer)))
-        return Answer(202, {"phase": self._state().phase.value})
+        return Answer(202, {"phase": state.phase.value, "does": stop_does(state.drain)})
 
     async def _report(self, call: Call) -> Answer:
         source, reason = call.body.get("source"), call.body.get("reason")

@@ -48,6 +48,7 @@ class Hands:
         self._awaited = awaited
         self._leaving = leaving
         self.cut: list[CutRequest] = []  # by the end of our own drain, at most what may be in flight at once
+        self._cut_ever = 0  # by the end of any drain, an ordered restart's as well
         self._watched: tuple[Callable[[], bool], Fact] | None = None
         gate.on_release(lambda _request: self.look())
 
@@ -85,6 +86,11 @@ class Hands:
             case orders.End():
                 pass
 
+    @property
+    def cuts(self) -> tuple[int, int]:
+        """How many requests the end of a drain has cut: in this run, and of these by the end of our own."""
+        return self._cut_ever, len(self.cut)
+
     def look(self) -> None:
         """See whether what is watched for holds by now; called whenever something ended here or in the engine."""
         if self._watched is None:
@@ -110,7 +116,10 @@ class Hands:
         now = self._now()
         running_on = self._background()
         ended = self._gate.cut_all(cut)
-        if cut is not Cut.DRAIN_DEADLINE or not self._leaving():
+        if cut is not Cut.DRAIN_DEADLINE:
+            return
+        self._cut_ever += len(ended) + len(running_on)
+        if not self._leaving():
             return
         self.cut += [CutRequest(request.id, request.request_class, now - request.admitted_at) for request in ended]
         self.cut += [CutRequest(name, RequestClass.RESPONSES, now - admitted_at) for name, admitted_at in running_on]

@@ -4,6 +4,7 @@ Rules:
 * A reload that fails changes nothing: the certificates in use stay, and the log says what is wrong with the new ones.
 * Everything else in the configuration needs a restart; a parked engine is tried again, since somebody has mended
   something.
+* Each reload that is asked for says what came of it, also where there was nothing to do.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,10 @@ from vllm_supervisor.core.errors import SetupError
 from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.lifecycle import Node, State
 from vllm_supervisor.runtime.service import ServiceManager
+
+NOTHING = (
+    "nothing to reload: no certificates are used and no engine is parked; all else takes a restart of the supervisor"
+)
 
 
 class Reload:
@@ -43,7 +48,10 @@ class Reload:
         self._service.reloading()
         self._complaint = ""
         self._read_certificates()
-        if self._state().node is Node.PARKED:
+        parked = self._state().node is Node.PARKED
+        if self._certificates is None and not parked:
+            self._say("reload", NOTHING, "info")
+        if parked:
             self._tell(facts.RestartRequested(by, "a reload tries a parked engine again"))
         self._service.reloaded()
 

@@ -186,9 +186,8 @@ class Supervisor:
         world = self._world
         self._journal.life()
         try:
-            self._start_tasks()
-            sockets = [listener.sock for listener in world.listeners]
-            await self._nursery.start(partial(self._front_door().serve, sockets))
+            control = self._start_tasks()
+            await self._nursery.start(partial(self._front_door().serve, [one.sock for one in world.listeners]))
             where = ", ".join(listener.address for listener in world.listeners)
             self._say("listening", f"listening on {where}" if where else "no front door: a headless node has no HTTP")
             if world.max_connections < world.plan.config.front_door.max_connections:
@@ -199,6 +198,7 @@ class Supervisor:
                 self._say("stop_plan", f"for a stop: {planned.sentence}", "info" if planned.fits else "warning")
             self._loop.tell(facts.Began())
             await self._loop.run(self._hands, after=self._after)
+            await control.last_words()
         except BaseException:
             self._room.kill_tree()
             raise
@@ -206,7 +206,7 @@ class Supervisor:
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
-    def _start_tasks(self) -> None:
+    def _start_tasks(self) -> Control:
         world, nursery, planned = self._world, self._nursery, timeouts.plan(self._world.policy.limits)
         control = Control(
             status=self._picture.status,
@@ -214,6 +214,7 @@ class Supervisor:
             timeouts=self._answers.timeouts,
             gate=self._gate,
             background=lambda: self._journal.background,
+            cuts=lambda: self._hands.cuts,
             summary=self._picture.ledger_summary,
             events=self._events,
             tell=self._loop.tell,
@@ -246,6 +247,7 @@ class Supervisor:
         nursery.start_soon(self._memory.run)
         nursery.start_soon(self._testimony.run)
         nursery.start_soon(self._service.feed_watchdog)
+        return control
 
     def _front_door(self) -> FrontDoor:
         certificates = self._world.certificates
@@ -315,9 +317,8 @@ class Supervisor:
             self._loop.tell(facts.LateRequest())
 
     async def _recover(self) -> None:
-        directory = self._world.plan.state_dir / LEDGER
         try:
-            said = await close_lost_runs(directory, self._journal, self._world.writer)
+            said = await close_lost_runs(self._world.plan.state_dir / LEDGER, self._journal, self._world.writer)
         except OSError as fault:
             self._record(orders.Record("recovery_failed", f"earlier ledgers cannot be read: {fault}", level="error"))
             return
@@ -325,10 +326,9 @@ class Supervisor:
             self._say("recovered", said)
 
     async def _write_down(self) -> None:
-        state = self._loop.state
-        _, line = await self._books.close(state, self._hands.cut, self._world.policy.limits.documentation)
-        # The last line on a terminal is the one that is read: it begins with why we gave up.
-        self._say("ended", f"gave up: {state.problem}; {line}" if state.give_up_status else line)
+        within = self._world.policy.limits.documentation
+        line, level = await self._books.close(self._loop.state, self._hands.cut, within)
+        self._say("ended", line, level)
         self._loop.tell(facts.Documented())
 
     # -- faults of ours ----------------------------------------------------------------------------------------------
