@@ -10,8 +10,9 @@ from vllm_supervisor.core.admission import OpenRequest
 from vllm_supervisor.core.journal import RequestOutcome
 from vllm_supervisor.core.ledger import Clock, LedgerPolicy, RequestIds
 from vllm_supervisor.core.words import EndedBy, Outcome, RequestClass
-from vllm_supervisor.runtime.journal import LedgerJournal, LineFactory, RunIdentity
+from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
+from vllm_supervisor.runtime.run_identity import LineFactory, RunIdentity
 
 LIMIT_S = 30.0
 

@@ -208,8 +208,8 @@ def test_refusals_are_one_line_a_class_reason_and_second(tmp_path: Path) -> None
     ]
 
 
-def test_refusals_behind_the_balance_cost_no_evidence(tmp_path: Path) -> None:
-    """They come while the last words are written, seconds apart: counted, in no line, and nothing is missing."""
+def test_what_comes_behind_the_balance_costs_no_evidence(tmp_path: Path) -> None:
+    """Refusals and facts come while the last words are written: counted, in no line, and nothing is missing."""
     ticking = TickingClock()
 
     async def body(journal: LedgerJournal, writer: LedgerWriter) -> None:
@@ -220,9 +220,10 @@ def test_refusals_behind_the_balance_cost_no_evidence(tmp_path: Path) -> None:
             ticking.now += 2.0
             journal.rejected(RequestClass.CHAT, "draining")
             journal.tick()
+            journal.engine("exited", {"pid": 1})
         assert journal.requests.rejected == 4
         assert not writer.health().missing
 
     run_journal(tmp_path, body, clock=ticking.clock())
     assert [line["n"] for line in lines(tmp_path, "rejected")] == [1]
-    assert [line["event"] for line in lines(tmp_path, "rejected", "balance")] == ["rejected", "balance"]
+    assert [line["event"] for line in lines(tmp_path, "rejected", "engine", "balance")] == ["rejected", "balance"]

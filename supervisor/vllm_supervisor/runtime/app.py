@@ -56,9 +56,10 @@ from vllm_supervisor.core.restart import RestartPolicy
 from vllm_supervisor.core.signal_names import NUMBERS
 from vllm_supervisor.core.signal_policy import STRAY
 from vllm_supervisor.core.timeouts import Limits
-from vllm_supervisor.runtime.journal import LedgerJournal, LineFactory, RunIdentity
+from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 from vllm_supervisor.runtime.memory_keeper import MemoryWorld
+from vllm_supervisor.runtime.run_identity import LineFactory, RunIdentity
 from vllm_supervisor.runtime.supervise import supervise
 from vllm_supervisor.runtime.world import LEDGER, Listener, World
 

@@ -12,7 +12,6 @@ Rules:
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from vllm_supervisor.core.accounts import FINAL
 from vllm_supervisor.core.admission import OpenRequest
@@ -24,46 +23,9 @@ from vllm_supervisor.core.proc import ProcessId
 from vllm_supervisor.core.samples import RequestEvent
 from vllm_supervisor.core.words import EndedBy, Evidence, ExecutionState, Outcome, Phase, RequestClass
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
+from vllm_supervisor.runtime.run_identity import RunIdentity
 
 MAX_REASONS = 256  # kinds of refusal gathered within a second
-
-
-@dataclass(frozen=True, slots=True)
-class RunIdentity:
-    """What the life line says of a run. `start` is when our process started, in clock ticks since boot."""
-
-    run: str
-    boot: str
-    release: str
-    version: str
-    name: str
-    pid: int
-    start: int
-
-    def fields(self) -> dict[str, object]:
-        """Build the fields of a life or segment line."""
-        return {
-            "release": self.release, "version": self.version, "name": self.name, "pid": self.pid, "start": self.start,
-        }  # fmt: skip
-
-
-class LineFactory:
-    """The two lines the writer's thread builds by itself, with the stamps of `identity`."""
-
-    def __init__(self, identity: RunIdentity, clock: Clock) -> None:
-        """Keep what the lines say; `clock` gives their stamps."""
-        self._identity = identity
-        self._lines = Lines(clock, boot=identity.boot, run=identity.run)
-
-    def header(self, segment: int, oldest_needed: int) -> bytes:
-        """Build the first line of a further segment: whose run it continues, and where the oldest open id stands."""
-        return self._lines.event(
-            0, "segment", self._identity.fields() | {"segment": segment, "oldest_needed": oldest_needed}
-        )
-
-    def gap(self, lost: int) -> bytes:
-        """Build the line that says that `lost` lines could not be written before it."""
-        return self._lines.event(0, "gap", {"lost": lost})
 
 
 class LedgerJournal:
@@ -86,7 +48,7 @@ class LedgerJournal:
         self._rejected: Counter[tuple[RequestClass, str]] = Counter()
         self._rejected_second = 0
         self._last_reading: float | None = None
-        self._ended = False
+        self._ended = self._closed = False  # nobody's end is observed any more; nothing is written any more
         self._others_settled = False  # nothing is unsettled in the accounts of earlier runs
 
     # -- what the front door says (core.journal.Journal) -------------------------------------------------------
@@ -133,7 +95,7 @@ class LedgerJournal:
             del self._open[name]
             self.requests.count(outcome)
             data = self._lines.ended(self._incs.pop(name), ((state, evidence),), outcome)
-            self._writer.append(data, lines=2, settles=name)
+            self._append(data, lines=2, settles=name)
         else:
             self.execution(name, state, evidence)
             self.outcome(outcome)
@@ -159,7 +121,7 @@ class LedgerJournal:
             self._final.discard(outcome.id)
             del self._incs[outcome.id]
             settles = outcome.id
-        self._writer.append(data, lines=len(held) + 1, settles=settles)
+        self._append(data, lines=len(held) + 1, settles=settles)
         self._write(changes)
 
     def execution(self, request_id: str, state: ExecutionState, evidence: Evidence) -> None:
@@ -174,11 +136,9 @@ class LedgerJournal:
             self._held.append((change.state, change.evidence))
 
     def rejected(self, request_class: RequestClass, reason: str) -> None:
-        """Count a refusal. One that comes after the balance is in no line; the report of the stop still has it."""
+        """Count a refusal."""
         self.requests.rejected += 1
         self.requests.refused[reason] += 1
-        if self._ended:
-            return
         second = int(self._clock.monotonic())
         if second != self._rejected_second or len(self._rejected) >= MAX_REASONS:
             self._write_rejected()
@@ -240,7 +200,7 @@ class LedgerJournal:
         """Write what closes the accounts of lost runs; `settled` says that nothing in them is unsettled then."""
         self._others_settled = settled
         for entry in entries:
-            self._writer.append(self._lines.event(entry.inc, entry.event, entry.fields, run=entry.run))
+            self._append(self._lines.event(entry.inc, entry.event, entry.fields, run=entry.run))
 
     def tick(self) -> None:
         """Write the refusals of the seconds that are over; call it about once a second."""
@@ -261,6 +221,7 @@ class LedgerJournal:
         fields = self.balance(lost=health.lost)
         settled = self._others_settled and not self._register.states[ExecutionState.UNKNOWN]
         self._event("balance", fields | {"clean": clean, "settled": settled})
+        self._closed = True
         flushed = await self._writer.flush(limit_s)
         return bool(fields["holds"]) and flushed and not self._writer.health().missing
 
@@ -309,6 +270,11 @@ class LedgerJournal:
 
     # -- inside ------------------------------------------------------------------------------------------------
 
+    def _append(self, data: bytes, *, lines: int = 1, settles: str = "") -> None:
+        """Write, unless it comes behind the balance, the last line of the account: nothing is missing without it."""
+        if not self._closed:
+            self._writer.append(data, lines=lines, settles=settles)
+
     def _bind(self, request: OpenRequest) -> None:
         if request.sent_at is not None and request.engine_id:
             self._write(self._register.sent(request.id, request.engine_id, self.inc))
@@ -323,7 +289,7 @@ class LedgerJournal:
                 else:
                     settles = change.id
                     self._incs.pop(change.id, None)
-            self._writer.append(self._lines.execution(inc, change.id, change.state, change.evidence), settles=settles)
+            self._append(self._lines.execution(inc, change.id, change.state, change.evidence), settles=settles)
 
     def _write_rejected(self) -> None:
         for (request_class, reason), n in self._rejected.items():
@@ -331,7 +297,7 @@ class LedgerJournal:
         self._rejected.clear()
 
     def _event(self, event: str, fields: Mapping[str, object]) -> None:
-        self._writer.append(self._lines.event(self.inc, event, fields))
+        self._append(self._lines.event(self.inc, event, fields))
 
 
 def _processes(processes: Iterable[ProcessId]) -> list[dict[str, int]]:

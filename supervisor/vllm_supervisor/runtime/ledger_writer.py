@@ -1,10 +1,8 @@
 """Writes the ledger, so that a slow disk never stalls the loop: the usual line at once, all others in a thread.
 
 Rules:
-* The loop itself writes while nothing waits, nothing failed and the disk is quick (`ledger_quick`): an append to the
-  page cache takes microseconds, a thread's turn ten times that. Else the writer's thread takes all that waits in one
-  write(2), and only an acceptance waits for it.
-* The lines of a turn of the pump are written together at its end, in the order of the calls.
+* The loop itself writes while nothing waits, nothing failed and the disk is quick (`ledger_quick`), the lines of a turn of
+  the pump together at its end. Else the writer's thread takes all that waits in one write(2), and only an acceptance waits.
 * `sync`: "always" waits for fsync as well; "interval" syncs from a second thread, so nobody waits; "off" leaves it to
   the kernel. A written line survives our death by SIGKILL; only a synced one survives power loss.
 * Loop and threads share a queue, bounded in bytes, and a few numbers under one lock that is never held during I/O. The
@@ -103,7 +101,7 @@ class LedgerWriter:
             thread.start()
 
     def begin_turn(self) -> None:
-        """From now on what is appended waits for `end_turn`."""
+        """Let what is appended wait for `end_turn`."""
         self._in_turn = True
 
     def end_turn(self) -> None:
