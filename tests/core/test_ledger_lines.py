@@ -52,7 +52,7 @@ def test_accepted_line_has_the_public_fields() -> None:
 
 def test_outcome_line_has_the_public_fields() -> None:
     """An outcome carries every field of the interface, with null for what was not seen."""
-    record = json.loads(lines().outcome(1, outcome(status=None, first_byte_s=None, why='a"b\n')))
+    record = json.loads(lines().ended(1, (), outcome(status=None, first_byte_s=None, why='a"b\n')))
     assert {key: record[key] for key in list(record)[6:]} == {
         "id": "run1-1",
         "outcome": "completed",
@@ -94,7 +94,7 @@ def test_common_fields_cannot_be_overwritten() -> None:
 @given(st.text(), st.text(max_size=300))
 def test_every_text_survives_on_one_line(request_id: str, why: str) -> None:
     """Whatever an id or a reason holds, the line is one line and reads back the same."""
-    line = lines().outcome(0, outcome(id=request_id, why=why))
+    line = lines().ended(0, (), outcome(id=request_id, why=why))
     assert line.count(b"\n") == 1
     assert line.isascii()
     record = parse(line)
@@ -141,7 +141,7 @@ def test_ids_count_up() -> None:
 def test_the_end_of_an_exchange_is_the_same_lines_in_one_piece() -> None:
     """Execution lines in order, then the outcome, each as it is when it is built alone."""
     states = [(ExecutionState.RUNNING, Evidence.ANSWER), (ExecutionState.COMPLETED, Evidence.ENGINE_CONFIRMED)]
-    alone = [lines().execution(4, "run1-1", *said) for said in states] + [lines().outcome(4, outcome())]
+    alone = [lines().execution(4, "run1-1", *said) for said in states] + [lines().ended(4, (), outcome())]
     assert lines().ended(4, states, outcome()) == b"".join(alone)
 
 

@@ -288,7 +288,7 @@ async def test_a_remembered_reading_spares_the_wait() -> None:
                 found, kept = await check_all(servers, options, json.loads(json.dumps(kept)))
                 verdicts.append(found[0].verdict)
                 reads.append(server.reads - before)
-                await trio.sleep(0.1)
+                await trio.sleep(0.1)  # what a monitor leaves between two runs, in small
     assert verdicts[0] in {Verdict.BUSY, Verdict.SUSPECT}
     assert verdicts[-1] is Verdict.STUCK
     assert reads == [2, 1, 1, 1, 1, 1]

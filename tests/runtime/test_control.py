@@ -131,7 +131,7 @@ async def test_who_follows_gets_the_last_words() -> None:
 
     async with aclosing(stuck), trio.open_nursery() as nursery:
         nursery.start_soon(take)
-        await trio.sleep(2 * LOOK_EVERY)
+        await trio.sleep(2 * LOOK_EVERY)  # past the follower's own pause, so that it looks for new events
         desk.events.add("ended", "", at="")
         await desk.control.last_words()
         assert got == ["ended"]

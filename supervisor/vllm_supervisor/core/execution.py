@@ -164,10 +164,7 @@ class ExecutionRegister:
         if entry is None or entry.state is not None:
             return False
         self.states[state] += 1
-        if entry.key is None and entry.ended_at is None:  # nobody else knows of it yet
-            del self._entries[request_id]
-        else:
-            self._drop(entry)
+        self._drop(entry)
         return True
 
     def told(self, request_id: str, state: ExecutionState, evidence: Evidence) -> list[Change]:

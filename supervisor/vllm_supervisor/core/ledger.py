@@ -112,10 +112,6 @@ class Lines:
             f',"class":"{request_class}"}}\n'
         ).encode()
 
-    def outcome(self, inc: int, outcome: RequestOutcome) -> bytes:
-        """Build the line that a request ended for its client."""
-        return (f"{self._stamp()}{self._mine}{inc}" + _outcome_tail(outcome)).encode()
-
     def ended(self, inc: int, states: Iterable[tuple[ExecutionState, Evidence]], outcome: RequestOutcome) -> bytes:
         """Build what is written at the end of an exchange, as one piece with one stamp: execution lines, then outcome."""
         start = f"{self._stamp()}{self._mine}{inc}"
