@@ -217,3 +217,61 @@ def test_what_names_the_instance(
     }
     assert main([swapped.get(word, word) for word in words.split()]) == 0
     assert place.plans.pop().port_option == option
+
+
+@pytest.mark.parametrize(
+    ("variable", "sets", "kept"),
+    [
+        (None, [], (75.0, 75.0)),
+        ("1", [], (1.0, 1.0)),
+        ("620", [], (620.0, 620.0)),
+        ("0", [], (0.0, 1.0)),  # a new connection needs a moment for its first request
+        ("620", ["front_door.idle_timeout=90s"], (620.0, 90.0)),
+    ],
+)
+def test_keep_alive_is_taken_over(
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str | None,
+    sets: list[str],
+    kept: tuple[float, float],
+) -> None:
+    """What the user told vLLM of idle connections holds on both sides, unless our own key says otherwise."""
+    monkeypatch.delenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", variable)
+    words = [word for text in sets for word in ("--set", text)]
+    plan = place.plan(*words, "serve", f"{place.root}/model")
+    assert (plan.engine_keep_alive_s, plan.idle_timeout_s) == kept
+
+
+def test_keep_alive_of_engine_env_comes_before_the_environment(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`engine.env` has the last word about what the engine is told, and so about what we assume."""
+    monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "620")
+    plan = place.plan("--set", "engine.env.VLLM_HTTP_TIMEOUT_KEEP_ALIVE=10", "serve", f"{place.root}/model")
+    assert (plan.engine_keep_alive_s, plan.idle_timeout_s) == (10.0, 10.0)
+
+
+@pytest.mark.parametrize(("variable", "engine_s"), [(None, 5.0), ("2", 2.0), ("620", 5.0)])
+def test_keep_alive_of_another_engine_is_not_known(
+    place: Place, monkeypatch: pytest.MonkeyPatch, variable: str | None, engine_s: float
+) -> None:
+    """Any other engine is taken to keep an idle connection for the 5 s that are common, and never for longer."""
+    monkeypatch.delenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", variable)
+    plan = place.plan("run", "--", str(place.vllm), "{uds}")
+    assert (plan.engine_keep_alive_s, plan.idle_timeout_s) == (engine_s, 75.0)
+
+
+@pytest.mark.parametrize("value", ["", "5s", "-1", "1.5", "x" * 5000, "9" * 5000])
+def test_keep_alive_that_is_no_number(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    """A keep-alive time that vLLM could not read ends the command with one line that names the variable."""
+    monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", value)
+    assert place.run("serve", f"{place.root}/model") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "VLLM_HTTP_TIMEOUT_KEEP_ALIVE" in said
+    assert len(said) < 200

@@ -81,13 +81,11 @@ def test_run_must_say_where_the_engine_listens(arguments: list[str]) -> None:
 
 def environment(environ: dict[str, str], extra: dict[str, str] | None = None, path_first: str = "") -> dict[str, str]:
     """Build an environment with fixed marks."""
-    return build(
-        environ, extra or {}, run="r1", incarnation=2, keep_alive=90, rpc_directory="/run/rpc", path_first=path_first
-    )
+    return build(environ, extra or {}, run="r1", incarnation=2, rpc_directory="/run/rpc", path_first=path_first)
 
 
 ADDED = {
-    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "90",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",
     "PYTHONUNBUFFERED": "1",
     "SPT_NOENV": "1",
     "VLLM_RPC_BASE_PATH": "/run/rpc",

@@ -78,6 +78,10 @@ class Call:
         data, self._unread = self._unread[:size], self._unread[size:]
         return data
 
+    async def read_some(self, most: int) -> bytes:
+        """Read at most `most` bytes that have arrived, and leave the rest with the kernel."""
+        return await self._stream.socket.recv(most)
+
     async def read_until(self, end: bytes) -> bytes:
         """Read up to and with `end`."""
         while end not in self._unread:
@@ -101,6 +105,10 @@ class Call:
         while data:
             select.select([], [descriptor], [])
             data = data[os.write(descriptor, data) :]
+
+    async def arrived(self) -> None:
+        """Wait until there is something to read, and leave it unread."""
+        await trio.lowlevel.wait_readable(self._stream.socket)
 
     async def gone(self) -> None:
         """Wait until the front door has closed this connection."""

@@ -142,7 +142,7 @@ class StubLink:
     """A link without a socket: takes everything, and counts how often it was told to doze."""
 
     outbox = b""
-    deaf = ended = closed = False
+    deaf = ended = closed = reused = False
 
     def __init__(self) -> None:
         self.dozes = 0
@@ -170,7 +170,7 @@ def test_a_torrent_that_goes_on_is_read_twice_a_doze():
     raw = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n"
     head = RequestHeads(settings.max_body).read(raw)
     engine = StubLink()
-    relay = Relay(desk, StubLink(), head, request, lambda: None, ledgered=True)
+    relay = Relay(desk, StubLink(), head, request, over=lambda: None, resend=lambda: None, ledgered=True)
     relay.begin(b"{}")
     relay.start(engine)
     engine.on_bytes(STREAM_HEAD)

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_supervisor.adapters import config_file, directories, executable, vllm_yaml
-from vllm_supervisor.core import vllm_args
+from vllm_supervisor.core import engine_env, vllm_args
 from vllm_supervisor.core.address import Address, TcpAddress, UnixAddress
-from vllm_supervisor.core.config import Loaded, build
+from vllm_supervisor.core.config import DEFAULT, Loaded, build
 from vllm_supervisor.core.config_sections import Config
 from vllm_supervisor.core.engine_command import EngineCommand, EngineKind, Transport, run_command, serve_command
 from vllm_supervisor.core.errors import UsageError
 from vllm_supervisor.core.plan import Plan, check_name, default_name, tls_files
 from vllm_supervisor.core.vllm_args import VllmOptions
 
+SHORTEST_IDLE_S = 1.0  # even where vLLM would keep no connection at all: a new one has to send its first request
 NO_FRONT = "headless"  # the name of an instance without a front door
 
 
@@ -102,6 +103,7 @@ def _plan(
     by_port = options.name is None and isinstance(listener, TcpAddress)
     by_port = by_port and run_dir != unnamed[0] and state_dir != unnamed[1]  # another port is another instance
     tls = None if vllm is None else tls_files(vllm)
+    told = engine_env.keep_alive_s(options.environ, config.engine.env)
     directories.check_length(run_dir)
     directories.prepare_state_directory(state_dir)
     return Plan(
@@ -118,6 +120,8 @@ def _plan(
         api_key=_api_key(options, vllm),
         model=vllm.label if vllm else "",
         options=vllm,
+        engine_keep_alive_s=_engine_keep_alive(command.kind, told),
+        idle_timeout_s=_idle_timeout(loaded, command.kind, told),
         run_dir=run_dir,
         state_dir=state_dir,
         port_option=("listen.port" if vllm is None else "--port") if by_port else "",
@@ -128,6 +132,21 @@ def _places(config: Config, environ: Mapping[str, str], name: str) -> tuple[Path
     """Return the run and the state directory of instance `name`; one that is configured does not follow the name."""
     run_dir = directories.run_directory(config.run_dir, environ, name)
     return run_dir, directories.state_directory(config.state_dir, environ, name)
+
+
+def _engine_keep_alive(kind: EngineKind, told: int | None) -> float:
+    """Return how long (seconds) the engine keeps an idle connection."""
+    if kind is EngineKind.RUN:
+        return engine_env.UNKNOWN_KEEP_ALIVE_S if told is None else min(told, engine_env.UNKNOWN_KEEP_ALIVE_S)
+    return engine_env.DEFAULT_KEEP_ALIVE_S if told is None else told
+
+
+def _idle_timeout(loaded: Loaded, kind: EngineKind, told: int | None) -> float:
+    """Return how long (seconds) an idle client is kept: as its user told vLLM, unless the key itself is set."""
+    own = loaded.config.front_door.idle_timeout
+    if told is None or kind is EngineKind.RUN or loaded.origins["front_door.idle_timeout"] != DEFAULT:
+        return own
+    return max(told, SHORTEST_IDLE_S)
 
 
 def _api_key(options: GlobalOptions, vllm: VllmOptions | None) -> str | None:

@@ -11,6 +11,12 @@ Rules:
 
 from collections.abc import Mapping
 
+from vllm_supervisor.core.errors import UsageError
+
+KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
+DEFAULT_KEEP_ALIVE_S = 75  # what vLLM is told where the user says nothing: longer than the pool keeps a connection
+UNKNOWN_KEEP_ALIVE_S = 5.0  # of any other engine: the default of uvicorn, Node.js and cpp-httplib
+
 MARKER_RUN = "VSUP_RUN"
 MARKER_INCARNATION = "VSUP_INCARNATION"
 
@@ -25,14 +31,12 @@ def build(
     *,
     run: str,
     incarnation: int,
-    keep_alive: int,
     rpc_directory: str,
     path_first: str,
 ) -> dict[str, str]:
     """Return the whole environment of one incarnation.
 
-    `extra` is `engine.env`; `keep_alive` the seconds the engine keeps an idle connection, unless the user has set them;
-    `rpc_directory` an existing, short directory for vLLM's inner sockets; `path_first` a directory for the head of
+    `extra` is `engine.env`; `rpc_directory` an existing, short directory for vLLM's inner sockets; `path_first` a directory for the head of
     PATH, or empty.
     """
     kept = {
@@ -41,7 +45,7 @@ def build(
         if name not in _REMOVED and not name.startswith(_REMOVED_PREFIXES)
     }
     made = {
-        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(keep_alive),
+        KEEP_ALIVE: str(DEFAULT_KEEP_ALIVE_S),
         **kept,
         "PYTHONUNBUFFERED": "1",
         "SPT_NOENV": "1",
@@ -54,3 +58,20 @@ def build(
         path = made.get("PATH", _DEFAULT_PATH)
         made["PATH"] = f"{path_first}:{path}" if path else path_first
     return made
+
+
+def keep_alive_s(environ: Mapping[str, str], extra: Mapping[str, str]) -> int | None:
+    """Return the keep-alive time (seconds) that the user has set for vLLM, or None.
+
+    Raises UsageError for a value that vLLM would refuse as well (vllm/envs.py reads it by `int`).
+    """
+    text = extra.get(KEEP_ALIVE, environ.get(KEEP_ALIVE))
+    if text is None:
+        return None
+    try:
+        seconds = int(text)
+    except ValueError:
+        seconds = -1
+    if seconds < 0:
+        raise UsageError(f"{KEEP_ALIVE}={text[:40]!r}: expected whole seconds, 0 or more")
+    return seconds

@@ -41,6 +41,8 @@ _HOST = re.compile(rb"[0-9A-Za-z.\-_~%!$&'()*+,;=\[\]:]*")
 _PROTECTED = frozenset({b"host", b"content-length", b"content-type", b"authorization"})
 
 
+REPEATABLE = frozenset({b"GET", b"HEAD", b"OPTIONS"})  # asking twice is asking once (RFC 9110, 9.2.1)
+
 # Fields that mean something to us; every other field is passed on unread.
 _HOP_BY_HOP = frozenset(
     {

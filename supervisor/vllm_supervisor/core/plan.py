@@ -48,6 +48,8 @@ class Plan:
     api_key: str | None = field(repr=False)  # one the engine accepts; None: it asks for none
     model: str  # the name clients use, or empty where we cannot know it
     options: VllmOptions | None  # None for `run`
+    engine_keep_alive_s: float  # how long the engine keeps an idle connection
+    idle_timeout_s: float  # how long we keep one of a client's
     run_dir: Path
     state_dir: Path
     port_option: str  # the one whose port names the instance and its directories; empty: something else names them

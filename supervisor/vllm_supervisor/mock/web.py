@@ -7,6 +7,7 @@ a server that stops closes idle connections and lets open answers end. Requests 
 
 import json
 import math
+import os
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable
@@ -19,7 +20,7 @@ from urllib.parse import unquote
 import httptools
 import trio
 
-KEEP_ALIVE = 5.0  # seconds, VLLM_HTTP_TIMEOUT_KEEP_ALIVE
+KEEP_ALIVE = float(os.environ.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "5"))  # seconds
 MAX_BODY = 1 << 30  # bytes
 READ_AHEAD = 65_536  # bytes read while an answer is under way
 Headers = Iterable[tuple[str, str]]

@@ -5,6 +5,8 @@ Rules:
 * The youngest is used first; the old ones leave by age. Those of an earlier address are never used again.
 """
 
+import errno
+import socket
 from collections.abc import Callable
 
 from vllm_supervisor.adapters.upstream import Upstreams
@@ -17,11 +19,21 @@ _MAX_IDLE = 512
 class EngineLink(Link):
     """A connection to one incarnation of the engine."""
 
-    __slots__ = ("generation", "idle_since", "pool")
+    __slots__ = ("generation", "idle_since", "pool", "reused")
 
     generation: int
     idle_since: float
     pool: "EngineLinks"
+    reused: bool  # it has answered a request before
+
+    @property
+    def refused(self) -> bool:
+        """Whether the peer has left without having read all that was sent to it.
+
+        A Unix socket says so by a reset (unix(7)), which `on_gone` tells; TCP by a reset, or by EPIPE where the peer had
+        closed its side before the bytes came (tcp(7); tried on Linux 6.18).
+        """
+        return self.deaf or self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.EPIPE
 
     def unasked(self, _what: bytes | bool) -> None:
         """Take note, while idle, of bytes nobody asked for, or of the end."""
@@ -54,6 +66,7 @@ class EngineLinks:
         link = EngineLink(self._pump, await self._upstreams.connect(), patient=True)
         link.generation = generation
         link.pool = self
+        link.reused = False
         return link
 
     def give_back(self, link: EngineLink) -> None:
@@ -63,6 +76,7 @@ class EngineLinks:
             link.close()
             return
         link.idle_since = self._pump.now
+        link.reused = True
         link.on_bytes = link.on_gone = link.unasked
         self._idle.append(link)
 

@@ -35,7 +35,6 @@ from vllm_supervisor.core.probe import PROBE_ID_PREFIX
 from vllm_supervisor.runtime.incarnation import Body, Incarnation, Readiness
 from vllm_supervisor.runtime.memory_keeper import MemoryKeeper
 
-KEEP_ALIVE = 75  # seconds the engine keeps an idle connection of ours: longer than our pool does
 LAST_WORDS = 5.0  # seconds before its end in which a dying engine tells its clients itself (vLLM 0.32 needs 4)
 LONGEST_HOME = 107 - 37  # bytes: vLLM names its sockets by 36 characters, and a socket's path has 107 bytes (unix(7))
 PROVE_WITHIN = 10.0  # seconds for KILLed processes to go
@@ -96,7 +95,6 @@ class EngineRoom:
             self._plan.config.engine.env,
             run=self._run,
             incarnation=number,
-            keep_alive=KEEP_ALIVE,
             rpc_directory=str(home),
             path_first=self._plan.path_first,
         )

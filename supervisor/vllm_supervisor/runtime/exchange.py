@@ -3,7 +3,9 @@
 Rules:
 * `gate.admit` is called when the head is complete; nothing is waited for between that decision and its registration.
 * The acceptance is on record before one byte goes to the engine.
-* A request is sent again, on another connection, only if not one byte of it went out.
+* A request is sent again, once and on a new connection, only if the engine cannot do it twice: not one byte of it went
+  out, or a connection that had been idle ended before its answer began, and the engine has not read the request to its
+  end or it only asks (`REPEATABLE`).
 * All goes as far as it can without waiting, usually the whole way; only what must wait needs the connection's task.
 * However it ends, the place is given back and one outcome with one execution statement goes to the journal, at once and
   by plain code; the journal writes it with the turn.
@@ -150,7 +152,9 @@ class Exchange:
         self._request = request
         request.upgrade = self._head.upgrade
         request.cut = self._cut
-        relay = self._relay = Relay(desk, self._client, self._head, request, self._ended, ledgered=self._ledgered)
+        relay = self._relay = Relay(
+            desk, self._client, self._head, request, over=self._ended, resend=self._resend, ledgered=self._ledgered
+        )
         body, self._body = self._body, b""
         if not self._ledgered:
             relay.begin(body)
@@ -202,6 +206,9 @@ class Exchange:
                 break
             if self._send(relay, engine):
                 break
+
+    def _resend(self) -> None:
+        self._later(self._connect)
 
     async def _connect(self) -> None:
         """Send the request on a new connection."""

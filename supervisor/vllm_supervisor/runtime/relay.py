@@ -63,6 +63,7 @@ class Relay(RequestHalf):
         engine, client = self._engine, self._client
         if engine is None:
             return
+        self._again = b""
         to_head = self.head.method == b"HEAD"
         whole = None if to_head else self._desk.heads.whole(data)
         if whole is None:
@@ -213,6 +214,9 @@ class Relay(RequestHalf):
         self.bytes_out += size
 
     def _engine_gone(self, clean: bool) -> None:
+        engine = self._engine
+        if self._again and engine is not None and self._send_again(unread=not clean or engine.refused):
+            return
         if not self._complete:
             if clean and self._answer_head is not None and self._answer_head.framing is Framing.CLOSE:
                 self._complete = True

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from vllm_supervisor.core.admission import OpenRequest
 from vllm_supervisor.core.chunked import ChunkError
 from vllm_supervisor.core.ending import Ending
-from vllm_supervisor.core.http_semantics import RequestHead, engine_head
+from vllm_supervisor.core.http_semantics import REPEATABLE, RequestHead, engine_head
 from vllm_supervisor.core.upload import BodyTooLargeError, Upload
 from vllm_supervisor.runtime.desk import Desk
 from vllm_supervisor.runtime.engine_links import EngineLink
@@ -30,6 +30,7 @@ class RequestHalf(ABC):
     _engine: EngineLink | None = None
     _complete = False  # the engine's answer is
     _deadline: float | None = None
+    _again = b""  # the whole request, while it may have to be sent once more
 
     def __init__(
         self,
@@ -37,11 +38,12 @@ class RequestHalf(ABC):
         client: Link,
         head: RequestHead,
         request: OpenRequest,
-        over: Callable[[], None],
         *,
+        over: Callable[[], None],
+        resend: Callable[[], None],
         ledgered: bool,
     ) -> None:
-        """Relay `request`, and say `over` at its end."""
+        """Relay `request`, and say `over` at its end; `resend` calls `start` again with a new connection."""
         settings = desk.settings
         self._desk = desk
         self._pump = desk.pump
@@ -50,6 +52,7 @@ class RequestHalf(ABC):
         self._settings = settings
         self._ledgered = ledgered
         self._over = over
+        self._resend = resend
         self.upload = Upload(head.length, max_body=settings.max_body, max_trailer=settings.max_head)
         self._uploaded_at = desk.pump.now
         self._first = b""
@@ -78,6 +81,8 @@ class RequestHalf(ABC):
         if engine.deaf and not taken:
             engine.close()
             return False
+        if engine.reused and self.upload.complete and len(self._first) <= _EARLY_BYTES:
+            self._again = self._first
         self._first = b""
         self._engine = engine
         engine.on_bytes = self._first_from_engine
@@ -127,6 +132,24 @@ class RequestHalf(ABC):
 
     def _client_gone(self, _clean: bool) -> None:
         self.end(Ending.CLIENT_LEFT)
+
+    def _send_again(self, *, unread: bool) -> bool:
+        """Send the request once more on a new connection, if that cannot make the engine do it twice; False if it can.
+
+        The engine may close a connection that it has kept idle just as a request is on its way (RFC 9112, 9.3.1).
+        `unread`: the end of the request was never read.
+        """
+        again, self._again = self._again, b""
+        engine = self._engine
+        if not again or engine is None or not (unread or self.head.method in REPEATABLE):
+            return False
+        engine.close()
+        self._engine = None
+        self._first = again
+        self.sent_any = not unread
+        self._request.sent_at = self._request.engine_since = None
+        self._resend()
+        return True
 
     def _take_turns(self) -> None:
         """Note whose move is the next."""

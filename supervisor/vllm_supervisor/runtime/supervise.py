@@ -21,7 +21,7 @@ from vllm_supervisor.runtime.answers import Answers
 from vllm_supervisor.runtime.closing import Books, close_lost_runs
 from vllm_supervisor.runtime.control import Control
 from vllm_supervisor.runtime.door_account import DoorAccount
-from vllm_supervisor.runtime.engine_room import KEEP_ALIVE, EngineRoom
+from vllm_supervisor.runtime.engine_room import EngineRoom
 from vllm_supervisor.runtime.execute import Hands
 from vllm_supervisor.runtime.front_door import FrontDoor
 from vllm_supervisor.runtime.incidents import Incidents
@@ -285,7 +285,8 @@ class Supervisor:
         serving = state.node in SERVING and current is not None
         if serving != self._pointed:
             self._pointed = serving
-            self._engine.point_at(current.body.address if serving and current is not None else None, KEEP_ALIVE)
+            address = current.body.address if serving and current is not None else None
+            self._engine.point_at(address, self._world.plan.engine_keep_alive_s)
         if not serving:
             self._watch.forget()
         if state.incarnation and not self._recovering:

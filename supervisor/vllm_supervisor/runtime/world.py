@@ -83,7 +83,7 @@ def door_settings(world: World) -> FrontDoorSettings:
         max_body=config.max_body,
         head_timeout=config.head_timeout,
         body_timeout=config.body_timeout,
-        idle_timeout=config.idle_timeout,
+        idle_timeout=world.plan.idle_timeout_s,
         client_stall_timeout=config.client_stall_timeout,
         request_deadline=config.request_deadline,
         hold=config.hold,
