@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_supervisor.core.admission import CODES
-from vllm_supervisor.core.exposition import FAMILIES, PREFIX, REJECTION_REASONS, Snapshot, render
+from vllm_supervisor.core.exposition import FAMILIES, PREFIX, REJECTION_REASONS, Snapshot, as_open_metrics, render
 from vllm_supervisor.core.ledger import LedgerHealth
 from vllm_supervisor.core.restart import RESTART_CAUSES
 from vllm_supervisor.core.words import EngineState, ExecutionState, Outcome, Phase, Verdict
@@ -169,3 +170,17 @@ def test_any_label_text_and_number_survive(release: str, name: str, uptime: floa
 def test_a_name_that_is_no_utf_8_does_not_break_the_scrape() -> None:
     """Bytes of the command line that are no text are shown as question marks."""
     assert b'release="a?"' in render(replace(SNAPSHOT, release="a\udcff"))
+
+
+def test_open_metrics_says_the_same() -> None:
+    """Read as OpenMetrics, the page holds the same samples, each with its kind and its help."""
+    families = list(openmetrics.text_string_to_metric_families(as_open_metrics(render(SNAPSHOT)).decode() + "# EOF\n"))
+    samples = {
+        (sample.name.removeprefix(PREFIX), tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+    assert samples == parsed(SNAPSHOT)
+    kinds = {family.name.removesuffix("_total"): family.kind for family in FAMILIES}
+    assert all(kinds[family.name.removeprefix(PREFIX)] == family.type for family in families)
+    assert all(family.documentation for family in families)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from prometheus_client import parser
 
 from fakes.books import Books
 from fakes.drain_scenario import Watcher
@@ -22,6 +23,7 @@ from fakes.supervisor_process import Account, Client, Supervisor, until
 from fakes.tiny_engine import START, TinyEngine
 from fakes.vanishing import crowd, let_vanish
 from fakes.wire import Answer, ask, ask_on, connect
+from vllm_supervisor.core.cors import Cors
 from vllm_supervisor.core.routes import Kind, Route, Router
 
 pytestmark = pytest.mark.engine
@@ -35,7 +37,7 @@ OPTIONS = (
     *("--api-key", KEY, "--root-path", ROOT, "--enable-request-id-headers", "--enable-scale-out"),
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-tokenizer-info-endpoint"),
     *("--allowed-origins", '["https://app.test"]'),
-    *("--no-enable-prefix-caching", "--middleware", "echo_socket.EchoSocket"),
+    *("--no-enable-prefix-caching", "--middleware", "echo_socket.EchoSocket", "--middleware", "told_client.ToldClient"),
 )
 ENV = {
     "VLLM_SERVER_DEV_MODE": "1",
@@ -139,7 +141,47 @@ def test_health_and_metrics_need_no_key(served: Served) -> None:
     """What watches over a server is answered without its key, with and without the root path, as by bare vLLM."""
     for path in ("/health", ROOT + "/health", "/ping", "/metrics"):
         for address in (served.socket, served.port):
-            assert ask(address, head("GET", path, key=None)).status == 200, (address, path)
+            asked = head("GET", path, "X-Forwarded-For: 127.0.0.1", key=None)  # a middleware of the user's wants it
+            assert ask(address, asked).status == 200, (address, path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "host", "scheme"),
+    [
+        ((), "127.0.0.1", "http"),
+        (("X-Forwarded-For: 198.51.100.9", "X-Forwarded-Proto: https"), "198.51.100.9", "https"),
+        (("X-Forwarded-For: 6.6.6.6, 198.51.100.9",), "198.51.100.9", "http"),
+    ],
+)
+def test_the_engine_sees_the_client(fields: tuple[str, ...], host: str, scheme: str, served: Served) -> None:
+    """A middleware reads the client's address and scheme as if the client, or its local proxy, had come to vLLM itself."""
+    assert json.loads(ask(served.port, head("GET", "/client", *fields)).body) == {"host": host, "scheme": scheme}
+
+
+def test_our_preflights_are_bare_vllms(served: Served) -> None:
+    """What we answer to a preflight while the engine cannot is what the engine answers while it can."""
+    asked = ("Access-Control-Request-Method: POST", "Access-Control-Request-Headers: authorization,content-type")
+    for origin in ("https://app.test", "https://evil.test"):
+        request = head("OPTIONS", "/v1/completions", f"Origin: {origin}", *asked)
+        bare = ask(served.socket, request)
+        ours = Cors(("https://app.test",)).preflight(b"OPTIONS", request)
+        assert ours is not None
+        assert (bare.status, bare.body) == ours[:2]
+        ours_said = dict(line.lower().split(": ", 1) for line in ours[2].decode().splitlines())
+        bare_said = {name: value.lower() for name, value in bare.fields if name.startswith("access-control-")}
+        methods = "access-control-allow-methods"  # of "*" Starlette makes those that its version knows
+        assert set(ours_said.pop(methods).split(", ")) <= set(bare_said.pop(methods).split(", "))
+        assert ours_said.pop("vary")
+        assert ours_said == bare_said
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/openmetrics-text; version=1.0.0"])
+def test_metrics_are_one_page(accept: str, served: Served) -> None:
+    """Whatever a scraper prefers, the page with ours in it is what its media type says (vLLM 0.32 knows the plain one)."""
+    page = ask(served.port, head("GET", "/metrics", f"Accept: {accept}"))
+    assert page.field("content-type").startswith("text/plain; version=")
+    names = {family.name for family in parser.text_string_to_metric_families(page.body.decode())}
+    assert {"vllm:num_requests_running", "vllm_supervisor_build_info", "vllm_supervisor_requests_accepted"} <= names
 
 
 # -- real clients ------------------------------------------------------------------------------------------------------

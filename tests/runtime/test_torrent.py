@@ -14,6 +14,7 @@ from fakes.door import Client, in_trio, open_door
 from fakes.raw_engine import LAST_CHUNK, STREAM_HEAD, Call, event, token
 from vllm_supervisor.adapters.http1 import AnswerHeads, RequestHeads
 from vllm_supervisor.core.admission import OpenRequest
+from vllm_supervisor.core.forwarding import UNKNOWN
 from vllm_supervisor.core.front_door_settings import FrontDoorSettings
 from vllm_supervisor.core.words import RequestClass
 from vllm_supervisor.runtime.link import Link
@@ -142,6 +143,7 @@ class StubLink:
     """A link without a socket: takes everything, and counts how often it was told to doze."""
 
     outbox = b""
+    peer = UNKNOWN
     deaf = ended = closed = reused = False
 
     def __init__(self) -> None:

@@ -82,7 +82,9 @@ async def exchange(
             return Reply(_reach_of(fault))
         async with stream:
             with contextlib.suppress(trio.BrokenResourceError, OSError):  # an early answer may still wait to be read
-                await stream.send_all(_head(method, site, path, headers or {}, body) + (body or b""))
+                await stream.send_all(
+                    _head(method, site, path, {**_who(address), **(headers or {})}, body) + (body or b"")
+                )
             return await _read(stream)
     return Reply(Reach.TIMEOUT)
 
@@ -181,6 +183,11 @@ async def ready_check(
 
 
 # -- the wire ------------------------------------------------------------------------------------------------------
+
+
+def _who(address: Address) -> Mapping[str, str]:
+    """Name ourselves where the connection cannot: on a Unix socket, whose peer has no address (`core/forwarding.py`)."""
+    return {"X-Forwarded-For": "127.0.0.1"} if isinstance(address, UnixAddress) else {}
 
 
 def _keyed(site: Site | None, api_key: str | None) -> Site:

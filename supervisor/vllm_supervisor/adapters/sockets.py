@@ -16,14 +16,16 @@ READ_SIZE = 64 * 1024  # bytes asked for in one read; also the bound of what is 
 _KEEPALIVE_IDLE, _KEEPALIVE_INTERVAL, _KEEPALIVE_PROBES = 60, 15, 4
 
 
-def accept(listener: socket.socket) -> socket.socket | None:
-    """Take one waiting connection, non-blocking and prepared, or None if there is none.
+def accept(listener: socket.socket) -> tuple[socket.socket, str | None] | None:
+    """Take one waiting connection, non-blocking and prepared, and its peer's IP address; None if there is none.
+
+    A peer on a Unix socket has no address.
 
     Raises OSError when descriptors or memory have run out; a client that gave up in the queue is skipped.
     """
     while True:
         try:
-            sock, _ = listener.accept()
+            sock, peer = listener.accept()
         except BlockingIOError:
             return None
         except OSError as error:
@@ -31,10 +33,11 @@ def accept(listener: socket.socket) -> socket.socket | None:
                 continue
             raise
         sock.setblocking(False)
-        if sock.family != socket.AF_UNIX:
-            with contextlib.suppress(OSError):  # the client may be gone already; the first read says so
-                _prepare_tcp(sock)
-        return sock
+        if sock.family == socket.AF_UNIX:
+            return sock, None
+        with contextlib.suppress(OSError):  # the client may be gone already; the first read says so
+            _prepare_tcp(sock)
+        return sock, peer[0]
 
 
 def _prepare_tcp(sock: socket.socket) -> None:

@@ -116,6 +116,8 @@ def _plan(
         path_first=path_first,
         listeners=() if listener is None else (listener,),
         tls=tls,
+        cors=None if vllm is None else vllm.cors,
+        trusted_proxies=engine_env.trusted_proxies(options.environ, config.engine.env),
         root_path=(vllm.root_path or "") if vllm else "",
         api_key=_api_key(options, vllm),
         model=vllm.label if vllm else "",

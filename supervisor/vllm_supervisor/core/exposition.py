@@ -71,6 +71,18 @@ class Snapshot:
     memory: MemoryNumbers | None = None  # where the machine's memory is guarded
 
 
+def as_open_metrics(text: bytes) -> bytes:
+    """Rewrite our text for OpenMetrics 1.0, whose counters have a family name without the `_total` of their samples."""
+    lines = text.split(b"\n")
+    counters = {line.split(b" ")[2] for line in lines if line.startswith(b"# TYPE ") and line.endswith(b" counter")}
+    for index, line in enumerate(lines):
+        if line.startswith((b"# TYPE ", b"# HELP ")):
+            hash_, kind, name, rest = line.split(b" ", 3)
+            if name in counters:
+                lines[index] = b" ".join((hash_, kind, name.removesuffix(b"_total"), rest))
+    return b"\n".join(lines)
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """One metric: `name` without the prefix, `kind` "gauge" or "counter"."""

@@ -1,7 +1,10 @@
 """What the front door is told at its start: one frozen record, parsed and checked elsewhere."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from vllm_supervisor.core.cors import Cors
+from vllm_supervisor.core.forwarding import Forwarding
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,6 +13,7 @@ class FrontDoorSettings:
 
     `root_path` is vLLM's `--root-path`: paths are known with and without it, as the engine knows them.
     `health` chooses what `/health` and `/ping` mean: readiness, or that the supervisor is alive.
+    `cors` says what pages of other origins may read of our own answers, `forwarding` what the engine learns of clients.
     `allow_paths` names dangerous paths of the engine that may pass all the same.
     """
 
@@ -25,3 +29,5 @@ class FrontDoorSettings:
     health: Literal["ready", "alive"] = "ready"
     allow_paths: tuple[str, ...] = ()
     root_path: str = ""
+    cors: Cors | None = None
+    forwarding: Forwarding = field(default_factory=Forwarding)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
+from vllm_supervisor.core import forwarding
+
 Fields = list[tuple[bytes, bytes]]
 Shape = tuple[bytes, bytes]
 
@@ -58,7 +60,7 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-_NOTED_IN_REQUESTS = _HOP_BY_HOP | {b"host", b"expect", b"x-request-id"}
+_NOTED_IN_REQUESTS = _HOP_BY_HOP | forwarding.NOTED | {b"host", b"expect", b"x-request-id"}
 _NOTED_IN_ANSWERS = _HOP_BY_HOP | {b"content-type", b"x-accel-buffering"}
 _USUAL_OPTIONS = frozenset({b"", b"close", b"keep-alive", b"upgrade"})
 
@@ -72,7 +74,10 @@ class BadRequest:
 
 
 class RequestHead(NamedTuple):
-    """A request that may be served. `length` is the body's bytes, or CHUNKED; `fields` end each with CRLF."""
+    """A request that may be served. `length` is the body's bytes, or CHUNKED; `fields` end each with CRLF.
+
+    `forwarded` are the values of X-Forwarded-For and X-Forwarded-Proto, which are not among the fields; None: neither came.
+    """
 
     method: bytes
     target: bytes
@@ -83,12 +88,13 @@ class RequestHead(NamedTuple):
     expects_continue: bool
     request_id: bytes | None
     fields: bytes
+    forwarded: forwarding.Said | None = None
 
     def with_length(self, length: int) -> "RequestHead":
         """Return the same with another length, in a third of the time that `_replace` needs."""
         return RequestHead(
             self.method, self.target, self.old, length,
-            self.keep_alive, self.upgrade, self.expects_continue, self.request_id, self.fields,
+            self.keep_alive, self.upgrade, self.expects_continue, self.request_id, self.fields, self.forwarded,
         )  # fmt: skip
 
 
@@ -171,6 +177,8 @@ def read_request(method: bytes, target: bytes, fields: Fields, *, old: bool, max
     expectation: bytes | None = None
     upgrade = b""
     request_id: bytes | None = None
+    chain: bytes | None = None
+    proto: bytes | None = None
     for field in fields:
         name, value = field
         name = name.lower()
@@ -194,6 +202,10 @@ def read_request(method: bytes, target: bytes, fields: Fields, *, old: bool, max
             expectation = value.lower()
         elif name == b"upgrade":
             upgrade = value
+        elif name == forwarding.FOR:
+            chain = value if chain is None else chain + b", " + value
+        elif name == forwarding.PROTO:
+            proto = value
     if hosts > 1 or (hosts == 0 and not old):
         return BadRequest(400, "a request needs exactly one Host field")
     length = _request_length(lengths, encodings, old=old)
@@ -221,6 +233,7 @@ def read_request(method: bytes, target: bytes, fields: Fields, *, old: bool, max
         expects_continue=expectation is not None and not old and length != 0,
         request_id=request_id,
         fields=lines,
+        forwarded=None if chain is None and proto is None else (chain, proto),
     )
 
 
@@ -242,15 +255,30 @@ def _request_length(lengths: list[bytes], encodings: list[bytes], *, old: bool) 
     return int(lengths[0])
 
 
-def engine_head(head: RequestHead, request_id: bytes) -> bytes:
-    """Build the head sent to the engine; `request_id` is ours, used only where the client sent none."""
+def engine_head(head: RequestHead, request_id: bytes, client: bytes = b"") -> bytes:
+    """Build the head sent to the engine; `request_id` is ours, used only where the client sent none.
+
+    `client` are the header lines that tell whose request it is (`core/forwarding.py`).
+    """
     ids = b"X-Request-Id: %b\r\n" % request_id if head.request_id is None else b""
     framing = b""
     if head.length == CHUNKED:
         framing = b"Transfer-Encoding: chunked\r\n"
     elif head.length or head.method in _BODY_METHODS:
         framing = b"Content-Length: %d\r\n" % head.length
-    return b"%b %b HTTP/1.1\r\n%b%b%b\r\n" % (head.method, head.target, head.fields, ids, framing)
+    return b"%b %b HTTP/1.1\r\n%b%b%b%b\r\n" % (head.method, head.target, head.fields, client, ids, framing)
+
+
+# Without these the engine gives its whole page, as it is, or an error.
+_NOT_FOR_A_PAGE = (b"accept-encoding:", b"if-", b"range:")
+
+
+def page_head(head: RequestHead, client: bytes) -> bytes:
+    """Build the head with which the engine is asked for a page that is to be added to, with the client's own fields."""
+    kept = b"".join(
+        line + b"\r\n" for line in head.fields.split(b"\r\n")[:-1] if not line.lower().startswith(_NOT_FOR_A_PAGE)
+    )
+    return b"GET %b HTTP/1.1\r\n%b%bConnection: close\r\n\r\n" % (head.target, kept, client)
 
 
 _BODY_METHODS = frozenset({b"POST", b"PUT", b"PATCH"})

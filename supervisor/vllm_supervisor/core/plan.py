@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vllm_supervisor.core.address import Address, TcpAddress
 from vllm_supervisor.core.config_sections import Config
+from vllm_supervisor.core.cors import Cors
 from vllm_supervisor.core.engine_command import EngineCommand, EngineKind
 from vllm_supervisor.core.errors import UsageError
 from vllm_supervisor.core.vllm_args import VllmOptions
@@ -44,6 +45,8 @@ class Plan:
     path_first: str  # directory for the head of the engine's PATH, or empty
     listeners: tuple[Address, ...]  # none: a node without an HTTP front, which is watched over and nothing else
     tls: TlsFiles | None
+    cors: Cors | None  # as vLLM's options have it
+    trusted_proxies: str  # whose X-Forwarded-For counts, as uvicorn's FORWARDED_ALLOW_IPS has it
     root_path: str  # prefix the engine may be asked under, or empty
     api_key: str | None = field(repr=False)  # one the engine accepts; None: it asks for none
     model: str  # the name clients use, or empty where we cannot know it

@@ -13,6 +13,7 @@ from vllm_supervisor.core.view import View
 from vllm_supervisor.core.words import RequestClass
 
 JSON = b"application/json"
+TEXT = b"text/plain; charset=utf-8"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _BOUNDARIES = (b"\n\n", b"\r\n\r\n")  # between two events of a stream
@@ -59,14 +60,19 @@ def refusal(status: int, code: str, message: str, *, fields: bytes = b"", head_o
     return reply(status, error_body(status, code, message), fields=fields, close=True, head_only=head_only)
 
 
+def preflight(status: int, body: bytes, fields: bytes) -> bytes:
+    """Build the answer to a preflight that the engine cannot answer."""
+    return reply(status, body, media_type=TEXT, fields=fields, close=True)
+
+
 def retry_after(seconds: int) -> bytes:
     """Build the header line that tells when to come back."""
     return b"Retry-After: %d\r\n" % seconds
 
 
-def failure(status: int, code: str, message: str, *, head_only: bool) -> bytes:
+def failure(status: int, code: str, message: str, *, fields: bytes = b"", head_only: bool) -> bytes:
     """Build the answer to a request that was taken and cannot be answered any more."""
-    fields = retry_after(1) if status == 503 else b""
+    fields += retry_after(1) if status == 503 else b""
     return refusal(status, code, message, fields=fields, head_only=head_only)
 
 

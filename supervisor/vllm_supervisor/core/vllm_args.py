@@ -8,10 +8,12 @@ Rules (vLLM 0.32):
 * What would make our own listener differ from what vLLM would open is refused: UsageError, status 2, as vLLM exits.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_supervisor.core.cors import Cors
 from vllm_supervisor.core.errors import UsageError
 from vllm_supervisor.core.vllm_words import Words, from_yaml, take_apart
 
@@ -19,6 +21,10 @@ DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
 
 _READ = frozenset(
     {
+        "--allow-credentials",
+        "--allowed-headers",
+        "--allowed-methods",
+        "--allowed-origins",
         "--api-key",
         "--api-server-count",
         "--data-parallel-multi-port-external-lb",
@@ -61,6 +67,7 @@ class VllmOptions:
     ssl_ciphers: str | None = None
     enable_ssl_refresh: bool = False
     root_path: str | None = None
+    cors: Cors | None = None  # None: pages of other origins may read nothing
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     shutdown_timeout: int = 0
     api_server_count: int | None = None  # None: vLLM decides, by its data parallel mode
@@ -124,6 +131,7 @@ def read(
         ssl_ciphers=_text(words, "--ssl-ciphers"),
         enable_ssl_refresh="--enable-ssl-refresh" in given,
         root_path=_text(words, "--root-path"),
+        cors=_cors(words),
         # A given key, even an empty one, hides the variable's.
         api_keys=_texts(words, "--api-key") if "--api-key" in given else (variable,) if variable else (),
         shutdown_timeout=_number(words, "--shutdown-timeout") or 0,
@@ -174,6 +182,30 @@ def _texts(words: Words, name: str) -> tuple[str, ...]:
 
 def _text(words: Words, name: str) -> str | None:
     return next(iter(_texts(words, name)), None)
+
+
+def _cors(words: Words) -> Cors | None:
+    origins = _json_texts(words, "--allowed-origins", ())
+    if not origins:
+        return None
+    return Cors(
+        origins,
+        _json_texts(words, "--allowed-methods", ("*",)),
+        _json_texts(words, "--allowed-headers", ("*",)),
+        credentials="--allow-credentials" in words.given,
+    )
+
+
+def _json_texts(words: Words, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    if name not in words.given:
+        return default
+    try:
+        texts = json.loads(words.given[name][0])
+    except (ValueError, RecursionError):
+        texts = None
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text.isprintable() for text in texts):
+        raise UsageError(f"""{name}: expected a JSON list of strings, as in {name} '["https://chat.example.org"]'""")
+    return tuple(texts)
 
 
 def _number(words: Words, name: str) -> int | None:

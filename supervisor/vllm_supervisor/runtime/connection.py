@@ -195,7 +195,7 @@ class Connection:
         hall = self._hall
         head = hall.heads.read(raw)
         if isinstance(head, BadRequest):
-            self._refuse(head)
+            self._refuse(head, fields=hall.own.cors_fields(raw))
             return
         route = hall.router.route(head.method, head.target, upgrade=head.upgrade)
         if route.kind in _TO_ENGINE and not self._health_only:
@@ -245,7 +245,7 @@ class Connection:
             self._reply(reply, head, keep=keep)
 
     async def _metrics(self, head: RequestHead, *, keep: bool) -> None:
-        reply = await self._hall.own.metrics(head, close=not keep)
+        reply = await self._hall.own.metrics(head, self._link.peer, close=not keep)
         if not self._link.closed:
             self._reply(reply, head, keep=keep)
             self._go_on()
@@ -265,11 +265,11 @@ class Connection:
         if route.kind is Kind.GATED:
             desk.journal.rejected(route.request_class, SATURATED)
         rejection = Rejection(429, SATURATED, "too many connections are open; try again")
-        fields = replies.retry_after(desk.retry_after(rejection))
+        fields = replies.retry_after(desk.retry_after(rejection)) + self._hall.own.cors_fields(head.fields)
         return replies.refusal(429, SATURATED, rejection.message, fields=fields, head_only=head.method == b"HEAD")
 
-    def _refuse(self, bad: BadRequest) -> None:
-        self._link.write(replies.refusal(bad.status, "bad_request", bad.message))
+    def _refuse(self, bad: BadRequest, *, fields: bytes = b"") -> None:
+        self._link.write(replies.refusal(bad.status, "bad_request", bad.message, fields=fields))
         self._leave(linger=True)
 
     # -- the end -----------------------------------------------------------------------------------------------

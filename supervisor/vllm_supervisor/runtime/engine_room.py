@@ -95,6 +95,7 @@ class EngineRoom:
             self._plan.config.engine.env,
             run=self._run,
             incarnation=number,
+            unix_socket=isinstance(address, UnixAddress),
             rpc_directory=str(home),
             path_first=self._plan.path_first,
         )

@@ -138,7 +138,15 @@ class Exchange:
         if self._ledgered:
             desk.journal.rejected(self._request_class, rejection.code)
         fields = replies.retry_after(desk.retry_after(rejection))
-        head_only = self._head.method == b"HEAD"
+        head, cors = self._head, desk.settings.cors
+        if cors is not None:
+            preflight = cors.preflight(head.method, head.fields)
+            if preflight is not None:
+                self._client.write(replies.preflight(*preflight))
+                self._over(None)
+                return
+            fields += cors.fields(head.fields)
+        head_only = head.method == b"HEAD"
         self._client.write(
             replies.refusal(rejection.status, rejection.code, rejection.message, fields=fields, head_only=head_only)
         )

@@ -20,6 +20,7 @@ from vllm_supervisor.adapters import sockets
 from vllm_supervisor.adapters.http1 import RequestHeads
 from vllm_supervisor.adapters.upstream import Upstreams
 from vllm_supervisor.core.admission import Gate, Rejection
+from vllm_supervisor.core.forwarding import UNKNOWN
 from vllm_supervisor.core.front_door_settings import FrontDoorSettings
 from vllm_supervisor.core.http_semantics import RequestHead
 from vllm_supervisor.core.journal import Journal
@@ -85,7 +86,7 @@ class FrontDoor:
             allow_paths=settings.allow_paths,
             health_means_alive=settings.health == "alive",
         )
-        own = OwnAnswers(view=view, exposition=exposition, upstreams=engine)
+        own = OwnAnswers(settings, view=view, exposition=exposition, upstreams=engine)
         self._hall = Hall(desk, own, router, settings, RequestHeads(settings.max_body), probed=self._probed)
 
     async def serve(
@@ -122,17 +123,17 @@ class FrontDoor:
             await trio.lowlevel.wait_readable(listener)
             for _ in range(_ACCEPT_BATCH):
                 try:
-                    sock = sockets.accept(listener)
+                    accepted = sockets.accept(listener)
                 except OSError as error:
                     self._log.warning("cannot accept connections", error=errno.errorcode.get(error.errno or 0, "?"))
                     self._make_room()
                     await trio.sleep(_OUT_OF_DESCRIPTORS_PAUSE)
                     break
-                if sock is None:
+                if accepted is None:
                     break
-                self._admit(sock, nursery)
+                self._admit(*accepted, nursery)
 
-    def _admit(self, sock: socket.socket, nursery: trio.Nursery) -> None:
+    def _admit(self, sock: socket.socket, host: str | None, nursery: trio.Nursery) -> None:
         beyond = len(self._connections) - self._settings.max_connections
         health_only = beyond >= 0 and not self._make_room()
         if health_only and beyond >= _HEALTH_RESERVE:
@@ -144,7 +145,9 @@ class FrontDoor:
             except OSError:  # the client is gone already
                 sock.close()
                 return
-        connection = Connection(self._hall, Link(self._pump, sock, patient=False), health_only=health_only)
+        peer = UNKNOWN if host is None else self._settings.forwarding.peer(host)
+        link = Link(self._pump, sock, patient=False, peer=peer)
+        connection = Connection(self._hall, link, health_only=health_only)
         self._connections.add(connection)
         nursery.start_soon(self._run, connection)
 

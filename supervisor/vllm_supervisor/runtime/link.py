@@ -14,6 +14,7 @@ import ssl
 from collections.abc import Callable
 
 from vllm_supervisor.adapters import sockets
+from vllm_supervisor.core.forwarding import UNKNOWN, Peer
 from vllm_supervisor.runtime.pump import GONE, HANGUP, NOT_WRITABLE, READABLE, WRITABLE, Pump
 
 _BYTES = select.EPOLLIN
@@ -49,13 +50,15 @@ class Link:
         "on_drained",
         "on_gone",
         "outbox",
+        "peer",
         "sock",
     )
 
-    def __init__(self, pump: Pump, sock: socket.socket, *, patient: bool) -> None:
+    def __init__(self, pump: Pump, sock: socket.socket, *, patient: bool, peer: Peer = UNKNOWN) -> None:
         """Begin reading `sock`, which is non-blocking; set the callbacks before the pump runs next."""
         self._pump = pump
         self.sock = sock
+        self.peer = peer
         self._fd = sock.fileno()
         self._patient = patient
         self._tls = isinstance(sock, ssl.SSLSocket)

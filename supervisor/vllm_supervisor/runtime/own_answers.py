@@ -3,7 +3,8 @@
 Rules:
 * Health never waits for anything.
 * The metrics page is the engine's own exposition, unchanged, and then ours; ours alone when the engine cannot be read
-  whole within the time and size given here.
+  whole within the time and size given here. The engine is asked with the client's own fields: a middleware of the user's
+  may want a token, and Prometheus may prefer OpenMetrics, whose page ends with a line that nothing may follow.
 """
 
 import contextlib
@@ -14,8 +15,10 @@ import trio
 from vllm_supervisor.adapters.http1 import Answer
 from vllm_supervisor.adapters.sockets import READ_SIZE
 from vllm_supervisor.adapters.upstream import Upstreams
-from vllm_supervisor.core import replies
-from vllm_supervisor.core.http_semantics import BadAnswerError, Framing, RequestHead
+from vllm_supervisor.core import exposition, replies
+from vllm_supervisor.core.forwarding import Peer
+from vllm_supervisor.core.front_door_settings import FrontDoorSettings
+from vllm_supervisor.core.http_semantics import BadAnswerError, Framing, RequestHead, page_head
 from vllm_supervisor.core.routes import Kind
 from vllm_supervisor.core.view import View
 
@@ -23,14 +26,23 @@ METRICS_TIMEOUT = 5.0
 _MAX_EXPOSITION = 32 * 1024 * 1024
 _MAX_HEAD = 64 * 1024
 _TEXT = b"text/plain; version=0.0.4; charset=utf-8"
-_FETCH = b"GET %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+_OPEN_METRICS = b"application/openmetrics-text"
+_END = b"# EOF\n"
 
 
 class OwnAnswers:
     """Everything that is answered here."""
 
-    def __init__(self, *, view: Callable[[], View], exposition: Callable[[], bytes], upstreams: Upstreams) -> None:
+    def __init__(
+        self,
+        settings: FrontDoorSettings,
+        *,
+        view: Callable[[], View],
+        exposition: Callable[[], bytes],
+        upstreams: Upstreams,
+    ) -> None:
         """`view` and `exposition` are read at each request."""
+        self._settings = settings
         self._view = view
         self._exposition = exposition
         self._upstreams = upstreams
@@ -40,26 +52,33 @@ class OwnAnswers:
         view = self._view()
         good = kind is Kind.LIVE or (view.ready if kind is Kind.READY else view.started)
         status, body = replies.health(view, good=good)
-        return replies.reply(status, body, close=close, head_only=head.method == b"HEAD")
+        return replies.reply(
+            status, body, fields=self.cors_fields(head.fields), close=close, head_only=head.method == b"HEAD"
+        )
 
-    async def metrics(self, head: RequestHead, *, close: bool) -> bytes:
+    async def metrics(self, head: RequestHead, client: Peer, *, close: bool) -> bytes:
         """Answer the metrics page."""
         media_type, theirs = _TEXT, b""
         with trio.move_on_after(METRICS_TIMEOUT):
             # Where the engine's own metrics cannot be read, ours still say something.
             with contextlib.suppress(OSError, BadAnswerError):
-                media_type, theirs = await self._engine_exposition(head.target)
+                media_type, theirs = await self._engine_exposition(
+                    page_head(head, self._settings.forwarding.lines(client, head.forwarded))
+                )
         if theirs and not theirs.endswith(b"\n"):
             theirs += b"\n"
+        ours, end = self._exposition(), b""
+        if media_type.startswith(_OPEN_METRICS):
+            theirs, end = theirs.removesuffix(_END), _END
+            ours = exposition.as_open_metrics(ours)
         return replies.reply(
-            200, theirs + self._exposition(), media_type=media_type, close=close, head_only=head.method == b"HEAD"
+            200, theirs + ours + end, media_type=media_type, close=close, head_only=head.method == b"HEAD"
         )
 
-    async def _engine_exposition(self, target: bytes) -> tuple[bytes, bytes]:
+    async def _engine_exposition(self, request: bytes) -> tuple[bytes, bytes]:
         sock = await self._upstreams.connect()
         with trio.socket.from_stdlib_socket(sock) as stream:
             answer = Answer(to_head=False)
-            request = _FETCH % target
             while request:
                 request = request[await stream.send(request) :]
             body = bytearray()
@@ -76,12 +95,17 @@ class OwnAnswers:
             raise BadAnswerError("no whole exposition")
         return found.media_type or _TEXT, bytes(body)
 
-    @staticmethod
-    def forbidden(head: RequestHead) -> bytes:
+    def cors_fields(self, lines: bytes) -> bytes:
+        """Return what lets a browser show our answer to a request with these header lines."""
+        cors = self._settings.cors
+        return b"" if cors is None else cors.fields(lines)
+
+    def forbidden(self, head: RequestHead) -> bytes:
         """Refuse a dangerous path."""
         return replies.refusal(
             403,
             "forbidden_path",
             "this path changes the engine itself and is refused here; front_door.allow_paths can list it",
+            fields=self.cors_fields(head.fields),
             head_only=head.method == b"HEAD",
         )

@@ -261,8 +261,12 @@ class Relay(RequestHalf):
             return
         if self.status is None:
             self.status = meaning.status
+            head, cors = self.head, self._settings.cors
+            fields = b"" if cors is None else cors.fields(head.fields)
             self._client.write(
-                replies.failure(meaning.status, meaning.why, meaning.message, head_only=self.head.method == b"HEAD")
+                replies.failure(
+                    meaning.status, meaning.why, meaning.message, fields=fields, head_only=head.method == b"HEAD"
+                )
             )
         elif self._request.stream and not self._complete:
             event = replies.error_event(self._request.request_class, meaning.why, meaning.message, after=self._tail)

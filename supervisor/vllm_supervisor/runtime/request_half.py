@@ -64,8 +64,9 @@ class RequestHalf(ABC):
 
     def begin(self, body: bytes) -> None:
         """Take the client over, with what has come of the body; what comes until `start` is kept for it."""
-        self._first = engine_head(self.head, self._request.id.encode())
-        client = self._client
+        client, head, settings = self._client, self.head, self._settings
+        told = client.peer.lines if head.forwarded is None else settings.forwarding.lines(client.peer, head.forwarded)
+        self._first = engine_head(head, self._request.id.encode(), told)
         client.on_bytes = self._from_client
         client.on_gone = self._client_gone
         client.on_drained = self._client_drained

@@ -13,6 +13,7 @@ from vllm_supervisor.adapters.sd_notify import Notifier
 from vllm_supervisor.adapters.signals import Signals
 from vllm_supervisor.adapters.terminal import StatusLine
 from vllm_supervisor.adapters.tls import Certificates
+from vllm_supervisor.core.forwarding import Forwarding
 from vllm_supervisor.core.front_door_settings import FrontDoorSettings
 from vllm_supervisor.core.lifecycle import Policy
 from vllm_supervisor.core.plan import Plan
@@ -90,6 +91,8 @@ def door_settings(world: World) -> FrontDoorSettings:
         health=config.health,
         allow_paths=config.allow_paths,
         root_path=world.plan.root_path,
+        cors=world.plan.cors,
+        forwarding=Forwarding(world.plan.trusted_proxies, https=world.plan.tls is not None),
     )
 
 
