@@ -292,3 +292,18 @@ async def test_kubelet_on_health_is_told_once_what_to_do():
             await client.get(b"/health", b"User-Agent: kube-probe/1.30\r\n")
             assert (await client.answer())[0].startswith(b"HTTP/1.1 503 ")
         assert sum("kubelet" in entry["event"] for entry in door.log) == 1
+
+
+@in_trio
+async def test_the_first_refusal_for_the_limit_is_logged_with_its_key():
+    """A full house names the key that set its size, once a minute, whatever the crowd before the door."""
+    async with open_door(limit=0) as door:
+        for _ in range(3):
+            client = await door.client()
+            await client.post(b"/v1/completions")
+            head, _ = await client.answer()
+            assert head.split()[1] == b"429"
+        warnings = [entry["event"] for entry in door.log if entry["log_level"] == "warning"]
+        assert warnings == [
+            "refused a client: front_door.max_in_flight = 0 is reached; raise it if the engine can take more"
+        ]

@@ -68,7 +68,7 @@ class ControlConfig:
 class FrontDoorConfig:
     """The public listener: limits, patience, and what passes."""
 
-    max_in_flight: int = setting(integer(1, 1_000_000), 1024, "requests admitted at once; the next one reads 429")
+    max_in_flight: int = setting(integer(1, 1_000_000), 4096, "requests admitted at once; the next one reads 429")
     max_connections: int = setting(integer(1, 1_000_000), 4096, "client connections at once")
     max_head: int = setting(_AMOUNT, "64KiB", "largest request head; above it 431")
     max_body: int = setting(_AMOUNT, "1GiB", "largest request body; above it 413")

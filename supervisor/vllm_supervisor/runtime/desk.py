@@ -27,5 +27,6 @@ class Desk:
     retry_after: Callable[[Rejection], int]
     now: Callable[[], float]
     closing: Callable[[], bool]
+    limit_reached: Callable[[str, int], None]  # takes the key of the limit, and its value
     changed: trio.lowlevel.ParkingLot  # where held requests wait for admission to open, or to close for good
     heads: AnswerHeads = field(default_factory=AnswerHeads)

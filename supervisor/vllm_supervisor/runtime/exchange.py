@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from vllm_supervisor.core import replies
-from vllm_supervisor.core.admission import OpenRequest, Rejection
+from vllm_supervisor.core.admission import SATURATED, OpenRequest, Rejection
 from vllm_supervisor.core.asked import choices_asked
 from vllm_supervisor.core.completion import Judgement
 from vllm_supervisor.core.ending import CUTS, MEANINGS, Ending
@@ -137,6 +137,8 @@ class Exchange:
         desk = self._desk
         if self._ledgered:
             desk.journal.rejected(self._request_class, rejection.code)
+        if rejection.code == SATURATED:
+            desk.limit_reached("front_door.max_in_flight", desk.gate.limit)
         fields = replies.retry_after(desk.retry_after(rejection))
         head, cors = self._head, desk.settings.cors
         if cors is not None:

@@ -33,6 +33,7 @@ from vllm_supervisor.runtime.link import Link
 from vllm_supervisor.runtime.own_answers import OwnAnswers
 from vllm_supervisor.runtime.pump import Pump
 
+LIMIT_LOGGED_EVERY = 60.0  # seconds between two warnings of the same limit
 _HEALTH_RESERVE = 64  # connections beyond the limit, for health paths
 _ACCEPT_BATCH = 64
 _OUT_OF_DESCRIPTORS_PAUSE = 0.1
@@ -62,6 +63,7 @@ class FrontDoor:
         self._tls = tls
         self._closing = False
         self._probe_hint_given = False
+        self._limits_logged: dict[str, float] = {}
         self._pump = Pump(now=now, on_fault=self._fault, begin_turn=journal.begin_turn, end_turn=journal.end_turn)
         self._now = now
         self._connections: set[Connection] = set()
@@ -79,6 +81,7 @@ class FrontDoor:
             retry_after=retry_after,
             now=now,
             closing=lambda: self._closing,
+            limit_reached=self._limit_reached,
             changed=self._changed,
         )
         router = Router(
@@ -189,6 +192,12 @@ class FrontDoor:
 
     def _fault(self, fault: Exception) -> None:
         self._log.error("a fault of ours ended an exchange", exc_info=fault)
+
+    def _limit_reached(self, key: str, limit: int) -> None:
+        now = self._now()
+        if now - self._limits_logged.get(key, -LIMIT_LOGGED_EVERY) >= LIMIT_LOGGED_EVERY:
+            self._limits_logged[key] = now
+            self._log.warning(f"refused a client: {key} = {limit} is reached; raise it if the engine can take more")
 
     def _probed(self, head: RequestHead) -> None:
         """Tell once what a liveness probe on /health does to a server that is merely starting."""
