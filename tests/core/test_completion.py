@@ -247,6 +247,55 @@ def test_splits_change_nothing(cls: RequestClass, choices: int | None, stream: b
     assert _judge(cls, body, stream=stream, choices=choices, size=1) == whole
 
 
+def _split_over_lines(body: bytes) -> bytes:
+    """Break each event's data after every colon and comma that stands between two JSON tokens."""
+    lines = []
+    for line in body.split(b"\n"):
+        if line.startswith(b"data: {"):
+            data = json.dumps(json.loads(line[6:]), indent=1)
+            line = b"\n".join(b"data: " + part for part in data.replace(": ", ":\n").encode().split(b"\n"))  # noqa: PLW2901
+        lines.append(line)
+    return b"\n".join(lines)
+
+
+FORMS = {
+    "lf": lambda body: body,
+    "crlf": lambda body: body.replace(b"\n", b"\r\n"),
+    "cr": lambda body: body.replace(b"\n", b"\r"),
+    "mixed": lambda body: body.replace(b"\n\n", b"\r\n\r").replace(b"\n", b"\r", 3),
+    "many data lines": _split_over_lines,
+    "many data lines with cr": lambda body: _split_over_lines(body).replace(b"\n", b"\r"),
+    "no space": lambda body: body.replace(b"data: ", b"data:").replace(b"event: ", b"event:"),
+    "no last line end": lambda body: body.removesuffix(b"\n"),
+    "no line end at all": lambda body: body.rstrip(b"\n"),
+    "more fields": lambda body: body.replace(b"data:", b"id: 7\nretry: 3\n: ping\ndata:"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("cls", "choices", "body", "expected"), [row[1:] for row in STREAMS], ids=[row[0] for row in STREAMS]
+)
+def test_every_way_to_write_an_event_is_judged_alike(
+    form: str, cls: RequestClass, choices: int | None, body: bytes, expected: tuple[str, str, str]
+):
+    """Line ends, data over several lines and further fields are the standard's: they change no judgement, however cut."""
+    written = FORMS[form](body)
+    for size in (0, 1, 2, 3, 7, 64):
+        judged = _judge(cls, written, stream=True, choices=choices, size=size)
+        assert (str(judged.outcome), judged.why, judged.marker) == expected, (size, written)
+
+
+def test_data_without_end_is_not_kept():
+    """An event whose data lines have no end is bounded in memory and not judged; the next one is."""
+    judge = judge_for(CHAT, 200, event_stream=True)
+    for _ in range(3 * MAX_LINE // 1000):
+        judge.feed(b"data: " + b"x" * 994 + b"\n")
+    assert sum(map(len, judge._data)) <= MAX_LINE
+    judge.feed(b"\n" + _choice(finish="stop") + DONE)
+    assert judge.judge().outcome == "completed"
+
+
 @given(st.sampled_from(list(RequestClass)), st.booleans(), st.binary(max_size=400))
 def test_random_bytes_are_judged_without_error(cls: RequestClass, stream: bool, body: bytes):
     """Garbage gets a judgement, never an exception."""

@@ -28,7 +28,7 @@ MAX_WHOLE = 256 * 1024  # bytes of a whole answer that are parsed; above, it is 
 _MAX_CHOICES = 65536
 _OVERLAP = 64  # longer than any key and value searched for in pieces
 
-_COLON = rb"[ \t]{0,4}:[ \t]{0,4}"  # bounded, so that a match always fits the overlap, and never spans two lines
+_COLON = rb"[ \t\r\n]{0,16}:[ \t\r\n]{0,16}"  # bounded, so that a match always fits the overlap
 _ABORTED = re.compile(rb'"finish_reason"' + _COLON + rb'"abort"')
 _STOP_REASON = re.compile(rb'"stop_reason"' + _COLON + rb'"')
 _RESPONSE_ID = re.compile(rb'"id"' + _COLON + rb'"(resp_[0-9A-Za-z]{1,64})"')
@@ -117,11 +117,13 @@ class _ChoiceStream(EventLines):
         self._error = False
         self._done = False
 
-    def block(self, lines: bytes) -> None:
-        # The usual lines are tokens of choice 0: no end, no error, no other index. Many at once are judged as one; the
-        # test holds for a block exactly when it holds for each of its lines. (`in` would first try to read the needle
-        # as a number, and a byte that is rare in lower-case JSON is found faster than a word.)
-        find, count = lines.find, lines.count
+    def usual(self, events: bytes) -> bool:
+        """Whether these are tokens of choice 0: no end, no error, no other index. Many events at once are judged as one.
+
+        The test holds for many exactly when it holds for each of them. (`in` would first try to read the needle as a
+        number, and a byte that is rare in lower-case JSON is found faster than a word.)
+        """
+        find, count = events.find, events.count
         if (
             count(b'"finish_reason":') == count(b'"finish_reason":null')
             and find(b'error"') < 0
@@ -130,15 +132,14 @@ class _ChoiceStream(EventLines):
         ):
             if 0 not in self._seen and find(b'"index":0') >= 0:
                 self._seen.add(0)
-        elif lines.count(b"\n") > 1:
-            for line in lines.splitlines(keepends=True):
-                self.block(line)
-        else:
-            super().block(lines)
+            return True
+        return False
 
-    def data_line(self, payload: bytes) -> None:
+    def event_data(self, payload: bytes) -> None:
         if payload == b"[DONE]":
             self._done = True
+            return
+        if self.usual(payload):
             return
         event = _parsed(payload)
         if not isinstance(event, dict):
@@ -162,6 +163,7 @@ class _ChoiceStream(EventLines):
             self._finished.add(index)
 
     def judge(self) -> Judgement:
+        self.end()
         marker = "[DONE]" if self._done else ""
         if self._error:
             return _failed("error_event", marker)
@@ -188,7 +190,7 @@ class _ResponseStream(EventLines):
         elif name in _FINAL_EVENTS:
             self._final = name.decode()
 
-    def data_line(self, payload: bytes) -> None:
+    def event_data(self, payload: bytes) -> None:
         if not self._id and (found := _RESPONSE_ID.search(payload)):
             self._id = found[1].decode()
         if match := _FINAL_RESPONSE.search(payload):
@@ -197,6 +199,7 @@ class _ResponseStream(EventLines):
             self._error = True
 
     def judge(self) -> Judgement:
+        self.end()
         if self._final in {"response.completed", "response.incomplete"} and not self._error:
             return _completed(self._final)._replace(engine_id=self._id)
         why = "error_event" if self._error or self._final else "no_final_event"
@@ -219,7 +222,7 @@ class _MessageStream(EventLines):
         elif name == b"message_stop":
             self._stopped = True
 
-    def data_line(self, payload: bytes) -> None:
+    def event_data(self, payload: bytes) -> None:
         if _STOP_REASON.search(payload):
             self._reason = True
         if b'"message_stop"' in payload:
@@ -230,6 +233,7 @@ class _MessageStream(EventLines):
             self._error = True
 
     def judge(self) -> Judgement:
+        self.end()
         marker = "message_stop" if self._stopped else ""
         if self._error:
             return _failed("error_event", marker)
@@ -247,11 +251,12 @@ class _OtherStream(EventLines):
         if name == b"error":
             self._error = True
 
-    def data_line(self, payload: bytes) -> None:
+    def event_data(self, payload: bytes) -> None:
         if b'"error"' in payload and _is_error(_parsed(payload)):
             self._error = True
 
     def judge(self) -> Judgement:
+        self.end()
         return _failed("error_event") if self._error else _completed()
 
 

@@ -16,7 +16,7 @@ JSON = b"application/json"
 TEXT = b"text/plain; charset=utf-8"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-_BOUNDARIES = (b"\n\n", b"\r\n\r\n")  # between two events of a stream
+_BOUNDARIES = (b"\n\n", b"\r\n\r\n", b"\r\r")  # between two events of a stream
 _ERROR_TYPES = {
     400: "invalid_request_error",
     403: "forbidden",
