@@ -37,6 +37,7 @@ FACTS = {
     facts.Spawned: facts.Spawned(100),
     facts.SpawnFailed: facts.SpawnFailed("no such file"),
     facts.LoadProgressed: facts.LoadProgressed(),
+    facts.StaysUnready: facts.StaysUnready("its /health gave status 500"),
     facts.BecameReady: facts.BecameReady(),
     facts.MemberDied: facts.MemberDied(101, "VLLM::EngineCore"),
     facts.ReportedDead: facts.ReportedDead("it says it is dead"),
@@ -186,6 +187,19 @@ def test_a_load_without_progress_ends() -> None:
     life.tell(facts.Exited(0), facts.SweepDone())
     assert life.state.last_restart is not None
     assert "no progress for 1800 s" in life.state.last_restart.sentence
+
+
+def test_what_keeps_a_start_from_being_ready_is_told() -> None:
+    """The reason is shown and logged while the start goes on, and gone once the engine is ready."""
+    life = Life()
+    life.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100))
+    (said,) = life.tell(facts.StaysUnready("its /health gave status 500"))
+    assert isinstance(said, orders.Record)
+    assert (said.event, said.level) == ("not_ready", "warning")
+    assert life.state.problem == "its /health gave status 500"
+    assert life.state.node is Node.STARTING
+    life.tell(facts.BecameReady())
+    assert life.state.problem == ""
 
 
 def test_a_deterministic_failure_is_tried_once_and_parks() -> None:

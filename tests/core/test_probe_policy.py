@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_supervisor.core.probe import ReadyCheck, ReadyResult, Unready
 from vllm_supervisor.core.probe_policy import URGENT_INTERVAL, ProbeOrder, ProbeView, decide
 from vllm_supervisor.core.words import Verdict
 
@@ -84,3 +85,16 @@ def test_no_interleaving_puts_a_probe_beside_a_user(steps: list[str]) -> None:
         elif order is ProbeOrder.WITHDRAW:
             view = replace(view, probing=False)
         assert not (view.probing and view.in_flight)
+
+
+def test_an_engine_that_is_only_late_is_not_named() -> None:
+    """Bad answers are told after 20 s of them, then every 5 minutes; while nobody listens they begin anew."""
+    unready = Unready()
+    bad = ReadyResult(ReadyCheck.NOT_HEALTHY, "bad", 500)
+    refused = ReadyResult(ReadyCheck.REFUSED, "the engine does not listen yet")
+    seen = [
+        (now, unready.look(refused if now == 15 else bad, float(now)))
+        for now in (0, 10, 15, 16, 30, 36, 37, 200, 336, 400)
+    ]
+    assert [now for now, said in seen if said] == [36, 336]
+    assert seen[5][1] == "bad; its own lines say why"

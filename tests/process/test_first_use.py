@@ -110,3 +110,16 @@ def test_every_spelling_of_the_address_lands_on_it(spelling: Spelling, account: 
     supervisor = account.start("--engine", "mock", "serve", "tiny", *spelling.argv(port, account.home))
     with Client(port) as client:
         supervisor.until(client.is_ready, within=30.0, what=f"ready on {port}")
+
+
+def test_an_engine_that_stays_unhealthy_is_named_while_it_starts(start_mock: StartMock) -> None:
+    """A /health that answers 500, as with a middleware that fails, is the reason within a minute, not at start_timeout."""
+    supervisor, client = start_mock("--mock-start-time", "0", "--mock-fault", "health_status=500")
+    supervisor.until(client.listens, within=10.0, what="the front door listens")
+    supervisor.until(
+        lambda: "its /health gave status 500" in client.get("/readyz").json()["reason"],
+        within=60.0,
+        what="the reason in /readyz",
+    )
+    assert client.get("/readyz").status_code == 503
+    assert supervisor.err.text.count("its /health gave status 500; its own lines say why") == 1

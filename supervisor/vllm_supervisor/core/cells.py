@@ -13,6 +13,7 @@ for _nodes, _fact in (
     (tuple(node for node in Node if node is not Node.READY), facts.Condemned),
     (tuple(node for node in Node if node is not Node.EXAMINING), facts.EvidenceSaved),
     (tuple(node for node in Node if node is not Node.STARTING), facts.LoadProgressed),
+    (tuple(node for node in Node if node is not Node.STARTING), facts.StaysUnready),
     (tuple(node for node in Node if node is not Node.STARTING), facts.BecameReady),
     (tuple(node for node in Node if node is not Node.EMPTYING), facts.Drained),
     (tuple(node for node in Node if node is not Node.CUTTING), facts.CutSettled),

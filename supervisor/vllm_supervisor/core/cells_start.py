@@ -45,6 +45,13 @@ def load_progressed(state: State, _fact: facts.LoadProgressed, moment: Moment, p
     return state, [orders.SetTimer(Timer.START, moment.now + policy.start_timeout)]
 
 
+@on(Node.STARTING, fact=facts.StaysUnready)
+def stays_unready(state: State, fact: facts.StaysUnready, _moment: Moment, _policy: Policy) -> Step:
+    """Name the reason long before the deadline ends the start: the engine may still come round."""
+    said = orders.Record("not_ready", f"engine {state.incarnation} is not ready: {fact.sentence}", level="warning")
+    return replace(state, problem=fact.sentence), [said]
+
+
 @on(Node.STARTING, fact=facts.BecameReady, to=(Node.READY,))
 def became_ready(state: State, fact: facts.BecameReady, moment: Moment, _policy: Policy) -> Step:
     """Open admission."""
@@ -59,6 +66,7 @@ def became_ready(state: State, fact: facts.BecameReady, moment: Moment, _policy:
         ready_at=moment.now,
         load_s=took,
         started=True,
+        problem="",
         last_restart=last,
         tally=restart.ready(state.tally, moment.now),
     )

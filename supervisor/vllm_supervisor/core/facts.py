@@ -73,6 +73,13 @@ class LoadProgressed:
 
 
 @dataclass(frozen=True, slots=True)
+class StaysUnready:
+    """The loading engine listens, and has answered the ready check badly for a while; `sentence` says how."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
 class BecameReady:
     """The engine accepts, is healthy and has answered its first request; `note` says what could not be asked."""
 
@@ -216,6 +223,7 @@ Fact = (
     | Spawned
     | SpawnFailed
     | LoadProgressed
+    | StaysUnready
     | BecameReady
     | MemberDied
     | ReportedDead

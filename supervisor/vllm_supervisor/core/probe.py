@@ -25,6 +25,10 @@ IS_PAUSED_PATH = "/is_paused"
 PROBE_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/pooling", "/classify", "/score")
 
 
+UNREADY_FOR_S = 20.0  # of bad answers, after which they are told
+UNREADY_AGAIN_S = 300.0  # and told again
+
+
 class Reach(StrEnum):
     """How far a request came: four different things that are never taken for one another."""
 
@@ -149,3 +153,21 @@ def probe_outcome(reach: Reach, status: int | None) -> ProbeOutcome:
     if 200 <= status < 300:
         return ProbeOutcome.ANSWERED
     return ProbeOutcome.FAILED if status >= 500 else ProbeOutcome.NOT_OFFERED
+
+
+class Unready:
+    """Ready checks of a load that were answered, but badly: an engine may be late at first, but not for long."""
+
+    def __init__(self) -> None:
+        self._tell_at: float | None = None
+
+    def look(self, result: ReadyResult, now: float) -> str:
+        """Take a result (`now` in monotonic seconds); return the reason when it is time to tell it, else ""."""
+        if result.check is ReadyCheck.REFUSED:
+            self._tell_at = None
+        elif self._tell_at is None:
+            self._tell_at = now + UNREADY_FOR_S
+        elif now >= self._tell_at:
+            self._tell_at = now + UNREADY_AGAIN_S
+            return f"{result.sentence}; its own lines say why"
+        return ""

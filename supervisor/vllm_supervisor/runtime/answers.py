@@ -47,6 +47,8 @@ class Answers:
         unwell = judged.sentence if judged is not None and judged.verdict in UNREADY else ""
         ready = self._gate.reason is None and state.node is Node.READY and not unwell
         reason = "" if ready else self._gate.sentence or unwell or state.why_sentence or state.problem
+        if state.node is Node.STARTING and state.problem:
+            reason = f"{reason}; {state.problem}"
         return View(state.phase, engine_state(state), reason, ready, state.started)
 
     def retry_after(self, rejection: Rejection) -> int:
@@ -68,7 +70,8 @@ class Answers:
             return self._drain_sentence(state)
         current = self._current()
         if state.node is Node.STARTING and current is not None:
-            return current.load.show(clock.monotonic() - current.started_at, None, 120)
+            shown = current.load.show(clock.monotonic() - current.started_at, None, 120)
+            return f"{state.problem}; {shown}" if state.problem else shown
         if waiting := self._waits_for():
             return waiting
         if state.problem:

@@ -25,7 +25,7 @@ from vllm_supervisor.core.engine_log import EngineLog, says_dead
 from vllm_supervisor.core.exit_status import ExitEvidence
 from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.load_progress import LoadProgress
-from vllm_supervisor.core.probe import Reach, ReadyCheck, ReadyResult
+from vllm_supervisor.core.probe import Reach, ReadyCheck, ReadyResult, Unready
 from vllm_supervisor.core.proc import ProcessId
 from vllm_supervisor.runtime.memory_keeper import MemoryKeeper
 
@@ -224,10 +224,13 @@ class Incarnation:
         if address is None:
             self._ready("it has no HTTP front to ask", watchers)
             return
+        unready = Unready()
         while True:
             check = await _ask(address, readiness)
             if check.check.ready:
                 break
+            if sentence := unready.look(check, clock.monotonic()):
+                self._tell(facts.StaysUnready(sentence))
             await trio.sleep(ASK_EVERY if check.check is ReadyCheck.REFUSED else ASK_AGAIN)
         self._ready(check.sentence if check.check is ReadyCheck.UNPROVEN else "", watchers)
 
