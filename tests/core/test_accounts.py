@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_supervisor.core import accounts
 from vllm_supervisor.core.accounts import FOLLOWS, Fold
 from vllm_supervisor.core.audit import Fate, audit, balance_fields, recover
-from vllm_supervisor.core.ledger import Record
+from vllm_supervisor.core.ledger_parser import Record
 from vllm_supervisor.core.retention import Segment, prunable
 from vllm_supervisor.core.words import ExecutionState, Outcome
 
@@ -20,11 +21,15 @@ def record(event: str, run: str = "r", **fields: object) -> Record:
 
 
 def fold(*lines: Record | None) -> Fold:
-    """Fold the lines of a whole run."""
+    """Fold the lines of a whole run; None is a line that cannot be read."""
     made = Fold()
     made.segment(1)
-    for line in (record("life"), *lines):
-        made.add(line)
+    for number, line in enumerate((record("life"), *lines), 1):
+        if line is None:
+            made.unreadable_line(1, number, "not JSON")
+        else:
+            assert made.add(line) == ""
+    made.end()
     return made
 
 
@@ -90,10 +95,103 @@ def test_an_older_run_may_not() -> None:
     assert not found.runs[0].holds
 
 
-def test_unreadable_lines_are_missing_evidence() -> None:
-    """A line that cannot be read belongs to no run and still breaks the audit."""
-    found = audit(fold(None))
-    assert (found.holds, found.evidence) == (False, ("1 lines cannot be read",))
+def test_an_unreadable_line_is_missing_evidence_of_the_run_it_is_in() -> None:
+    """It is named, breaks the audit, and counts in its run; what it may have said is not called wrong."""
+    found = audit(fold(accepted(), None, execution("completed", "r-7"), balance(accepted=2, completed=2)))
+    assert found.evidence == ("segment 1 line 3 is unreadable: not JSON",)
+    (run,) = found.runs
+    assert (run.violations, run.gone) == (("1 of its lines cannot be read",), "lines of it are missing")
+
+
+def test_what_came_after_the_damage_is_checked_as_before() -> None:
+    """Only ids that were open at the damage may have lines among those that are gone."""
+    (run,) = audit(fold(accepted("r-1"), None, accepted("r-2"), balance(accepted=2))).runs
+    assert "1 accepted, but without an outcome: r-2" in run.violations
+
+
+def test_damage_behind_the_end_of_a_run_is_not_its_own() -> None:
+    """A run that ended before a line that cannot be read holds, although the ledger does not."""
+    found = audit(fold(accepted(), ended(), execution("completed"), balance(accepted=1, completed=1), None))
+    assert (found.holds, found.runs[0].holds, found.runs[0].gone) == (False, True, "")
+
+
+def test_counts_of_a_part_are_not_compared() -> None:
+    """A balance that recovery wrote from a part of a run's lines does not contradict the whole."""
+    closed = balance(accepted=0) | {"partial": True}
+    (run,) = audit(fold(accepted(), ended(), execution("completed"), closed)).runs
+    assert (run.holds, run.gone) == (True, "closed from a part of its lines")
+
+
+def test_a_run_whose_later_lines_are_all_gone_is_partial() -> None:
+    """Damage behind its last line counts too, while it has not ended."""
+    (run,) = audit(fold(accepted(), None)).runs
+    assert (run.gone, run.live) == ("lines of it are missing", True)
+
+
+def test_a_line_of_another_boot_is_none_of_the_run() -> None:
+    """But for one that a later run wrote to close it: that has its own boot, and says who it is."""
+    made = fold(accepted())
+    stranger = ended() | {"boot": "c"}
+    assert made.add(stranger) == "it is of another boot than its run r"
+    assert made.add(stranger | {"by": "me"}) == ""
+    assert made.runs["r"].boot == "b"
+
+
+def test_lost_lines_of_a_run_that_ended_close_its_requests_as_what_they_are() -> None:
+    """Its supervisor was not lost, the evidence is; and nothing is left to do then."""
+    made = fold(accepted(), None, balance(accepted=1, completed=1))
+    entries = recover(made, {"r": Fate.GONE}, "me")
+    assert [(entry.event, entry.fields.get("why")) for entry in entries] == [
+        ("outcome", "evidence_missing"),
+        ("execution", None),
+    ]
+    for entry in entries:
+        made.add(record(entry.event, entry.run, by="me", **entry.fields))
+    assert recover(made, {"r": Fate.GONE}, "me") == []
+
+
+def test_damage_shows_in_the_balance_of_a_lost_run() -> None:
+    """A run that is closed although lines of it cannot be read does not hold."""
+    (entry,) = recover(fold(None), {"r": Fate.GONE}, "me")
+    assert (entry.event, entry.fields["lost"], entry.fields["holds"], entry.fields["partial"]) == (
+        "balance",
+        1,
+        False,
+        True,
+    )
+
+
+def test_missing_segments_are_named() -> None:
+    """One, or a range of them."""
+    made = Fold()
+    for number in (3, 4, 6, 10):
+        made.segment(number)
+    assert made.damage == ["segment 5 is missing", "segments 7 to 9 are missing"]
+    assert (made.missing_segments, made.damage_count) == (4, 2)
+
+
+def test_the_memory_of_a_fold_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs, open ids, kinds of a counter and sentences about damage beyond a bound are counted, not kept."""
+    for name in ("MAX_RUNS", "MAX_OPEN", "MAX_KINDS", "MAX_DAMAGE", "MAX_PROCESSES", "MAX_VIOLATIONS"):
+        monkeypatch.setattr(accounts, name, 3)
+    made = Fold()
+    for number in range(9):
+        made.add(record("rejected", reason=f"r{number}", n=1, **{"class": "chat"}))
+        made.add(accepted(f"r-{number}"))
+        made.add(record("engine", processes=[{"pid": number, "start": 1}]))
+        made.unreadable_line(1, number, "not JSON")
+        made.add(record("life", f"run{number}"))
+    run = made.runs["r"]
+    assert (len(made.runs), len(run.open_ids), len(run.rejected), len(made.damage), len(run.violations)) == (
+        3,
+        3,
+        4,
+        3,
+        3,
+    )
+    assert (len(run.engine_processes), run.rejected["other", "other"], run.violation_count) == (3, 6, 6)
+    evidence = audit(made).evidence
+    assert (len(evidence), evidence[-1]) == (4, "and 6 more")
 
 
 def test_a_run_without_its_beginning_is_partial() -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_supervisor.core.journal import RequestOutcome
-from vllm_supervisor.core.ledger import Clock, Lines, Mend, RequestIds, mend, parse, segment_name, segment_number
+from vllm_supervisor.core.ledger import Clock, Lines, Mend, RequestIds, mend, segment_name, segment_number
+from vllm_supervisor.core.ledger_parser import parse
 from vllm_supervisor.core.words import EndedBy, Evidence, ExecutionState, Outcome, RequestClass
 
 CLOCK = Clock(monotonic=lambda: 12.5, wall=lambda: 1_700_000_000.25)

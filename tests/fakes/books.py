@@ -8,7 +8,7 @@ from typing import Any
 from fakes.supervisor_process import Account
 from vllm_supervisor.adapters import ledger_reader
 from vllm_supervisor.core.audit import Audit, audit
-from vllm_supervisor.core.ledger import Record
+from vllm_supervisor.core.ledger_parser import Record
 
 
 class Books:
@@ -27,7 +27,7 @@ class Books:
     @property
     def records(self) -> list[Record]:
         """Every line of the ledgers."""
-        return [record for _, _, record in ledger_reader.records(self.state / "ledger") if record is not None]
+        return list(ledger_reader.records(self.state / "ledger"))
 
     def events(self, name: str, **fields: object) -> list[Record]:
         """The lines of one kind whose fields are these."""

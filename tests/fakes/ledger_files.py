@@ -8,7 +8,8 @@ from pathlib import Path
 import trio
 
 from vllm_supervisor.adapters.ledger_file import FileOps, LedgerFile
-from vllm_supervisor.core.ledger import LedgerPolicy, parse
+from vllm_supervisor.core.ledger import LedgerPolicy
+from vllm_supervisor.core.ledger_parser import parse
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 
 LIMIT_S = 20.0
@@ -102,7 +103,7 @@ def run_writer(
     writer = LedgerWriter(
         LedgerFile(directory, segment_bytes, ops=ops),
         policy or LedgerPolicy(sync="off"),
-        header=lambda segment, oldest: simple("segment", segment=segment, oldest_needed=oldest),
+        header=lambda segment, oldest, first: simple("segment", segment=segment, oldest_needed=oldest, read_from=first),
         gap=lambda lost: simple("gap", lost=lost),
     )
 

@@ -49,15 +49,18 @@ def test_nothing_acknowledged_is_lost(tmp_path: Path, seed: int) -> None:
         acknowledged = [child.stdout.readline().strip() for _ in range(chosen)]
         child.send_signal(signal.SIGKILL)
         acknowledged += [text.strip() for text in child.stdout if text.endswith("\n")]
-    accepted = {
-        record["id"]
-        for _, _, record in ledger_reader.records(tmp_path)
-        if record is not None and record["event"] == "accepted"
-    }
+    accepted = {record["id"] for record in ledger_reader.records(tmp_path) if record["event"] == "accepted"}
     assert set(acknowledged) <= accepted
     fold = ledger_reader.fold(tmp_path)
     for entry in recover(fold, {"run1": Fate.GONE}, "me"):
-        stamp = {"t": 0.0, "at": "2027-01-01T00:00:00.000Z", "boot": "b", "run": entry.run, "inc": entry.inc}
-        fold.add({**stamp, "event": entry.event, **entry.fields})
+        stamp = {
+            "t": 0.0,
+            "at": "2027-01-01T00:00:00.000Z",
+            "boot": "b",
+            "run": entry.run,
+            "inc": entry.inc,
+            "by": "me",
+        }
+        assert fold.add({**stamp, "event": entry.event, **entry.fields}) == ""
     assert audit(fold).holds
     assert recover(fold, {"run1": Fate.GONE}, "me") == []

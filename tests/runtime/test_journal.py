@@ -7,7 +7,7 @@ import pytest
 from fakes.ledger_kit import TickingClock, outcome, request, run_journal
 from vllm_supervisor.adapters import ledger_reader
 from vllm_supervisor.core.audit import audit
-from vllm_supervisor.core.ledger import Record
+from vllm_supervisor.core.ledger_parser import Record
 from vllm_supervisor.core.samples import EventKind, RequestEvent
 from vllm_supervisor.core.words import Evidence, ExecutionState, Outcome, RequestClass
 from vllm_supervisor.runtime.journal import LedgerJournal
@@ -16,9 +16,7 @@ from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 
 def lines(directory: Path, *events: str) -> list[Record]:
     """Read the lines of those events."""
-    return [
-        record for _, _, record in ledger_reader.records(directory) if record is not None and record["event"] in events
-    ]
+    return [record for record in ledger_reader.records(directory) if record["event"] in events]
 
 
 def finished(engine_id: str, status: str) -> RequestEvent:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from fakes.ledger_files import LIMIT_S, FailingOps, line, numbers, run_writer
-from vllm_supervisor.core.ledger import LedgerPolicy, parse, segment_name
+from vllm_supervisor.core.ledger import LedgerPolicy, segment_name
+from vllm_supervisor.core.ledger_parser import parse
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 
 

@@ -3,7 +3,9 @@
 Rules:
 * Blocking calls only, made by one thread at a time (`sync` and `prune` aside); every failure is an OSError for the caller to count.
 * `put` appends wholly or not at all: what a full disk leaves of a write is cut off again, at once or at the next open.
-* The end of a file that a crash cut is mended before the first append.
+* The end of a file that a crash cut is mended before the first append, in time linear in what is cut off.
+* A segment that we cannot append to as it is (a link, a pipe, a directory, another user's file) stays, and the next
+  number begins. Nothing is followed, waited for or removed that is no regular file.
 * A directory or file that somebody removed is made again; what was in it is gone, and `put` says so by raising first.
 * Nothing is made or written anew where `hold` does not let us: somebody else may have taken the directory meanwhile.
 * Files 0600, the directory 0700.
@@ -11,14 +13,17 @@ Rules:
 
 import errno
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from vllm_supervisor.core.ledger import mend, segment_name, segment_number
+from vllm_supervisor.core.ledger_parser import LONGEST_LINE
 from vllm_supervisor.core.retention import Segment, prunable
 
 _TAIL_BLOCK = 64 * 1024
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 
 
 class FileOps:
@@ -121,9 +126,9 @@ class LedgerFile:
         segments = []
         with os.scandir(self.directory) as entries:
             for entry in entries:
-                if number := segment_number(entry.name):
-                    stat = entry.stat(follow_symlinks=False)
-                    segments.append(Segment(number, stat.st_size, stat.st_mtime))
+                if (number := segment_number(entry.name)) and entry.is_file(follow_symlinks=False):
+                    found = entry.stat(follow_symlinks=False)
+                    segments.append(Segment(number, found.st_size, found.st_mtime))
         numbers = prunable(
             segments, oldest_needed=min(oldest_needed, self.number), now=now, keep_s=keep_s, max_bytes=max_bytes
         )
@@ -136,22 +141,34 @@ class LedgerFile:
         self._ops.mkdir(self.directory, mode=0o700, exist_ok=True)
         numbers = [number for path in self.directory.iterdir() if (number := segment_number(path.name))]
         number = max([self.number, *numbers, 1])
-        while True:
-            path = self.directory / segment_name(number)
-            fd = self._ops.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
+        while (opened := self._try(number)) is None:
+            number += 1
+        self._fd, self.size = opened
+        self.number = number
+
+    def _try(self, number: int) -> tuple[int, int] | None:
+        """Open segment `number` for appending and return (descriptor, size); None if it is full, or no file of ours."""
+        path = self.directory / segment_name(number)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            fd = self._ops.open(path, flags, 0o600)
+        except OSError as error:
+            if error.errno in _NOT_OURS and os.path.lexists(path):
+                return None
+            raise
+        try:
+            if stat.S_ISREG(self._ops.stat(fd).st_mode):
                 self._untear(fd, number)
                 size = self._mend(fd)
                 if size == 0:
                     self._sync_directory()
-            except OSError:
-                self._ops.close(fd)
-                raise
-            if size < self._segment_bytes:
-                break
+                if size < self._segment_bytes:
+                    return fd, size
+        except OSError:
             self._ops.close(fd)
-            number += 1
-        self._fd, self.size, self.number = fd, size, number
+            raise
+        self._ops.close(fd)
+        return None
 
     def _untear(self, fd: int, number: int) -> None:
         """Take out of the file what is there of data whose writing failed, whole lines included."""
@@ -162,22 +179,39 @@ class LedgerFile:
 
     def _mend(self, fd: int) -> int:
         """Bring the end of the file to the end of a line; return its size then."""
-        size = end = self._ops.stat(fd).st_size
-        rest = b""
-        while end:
-            begin = max(0, end - _TAIL_BLOCK)
-            block = self._ops.read_at(fd, end - begin, begin)
-            cut = block.rfind(b"\n")
-            rest = block[cut + 1 :] + rest
-            if cut >= 0:
-                break
-            end = begin
-        decision = mend(size, rest)
+        size = self._ops.stat(fd).st_size
+        end = self._without_zeros(fd, size)
+        rest = self._last_line(fd, end)
+        decision = mend(end, rest)
         if decision.keep != size:
             self._ops.truncate(fd, decision.keep)
         if decision.newline:
             self._ops.write(fd, b"\n")
         return decision.keep + decision.newline
+
+    def _without_zeros(self, fd: int, size: int) -> int:
+        """Find where the zero bytes begin that end a file of `size` bytes."""
+        end = size
+        while end:
+            begin = max(0, end - _TAIL_BLOCK)
+            kept = self._ops.read_at(fd, end - begin, begin).rstrip(b"\0")
+            if kept:
+                return begin + len(kept)
+            end = begin
+        return 0
+
+    def _last_line(self, fd: int, end: int) -> bytes:
+        """Read what stands behind the last newline before `end`, at most a byte more than a line of ours can have."""
+        blocks: list[bytes] = []
+        begin, least = end, max(0, end - LONGEST_LINE - 1)
+        while begin > least:
+            stop, begin = begin, max(least, begin - _TAIL_BLOCK)
+            block = self._ops.read_at(fd, stop - begin, begin)
+            cut = block.rfind(b"\n")
+            blocks.append(block[cut + 1 :])
+            if cut >= 0:
+                break
+        return b"".join(reversed(blocks))
 
     def _sync_directory(self) -> None:
         """Make the new file's name survive power loss; a file system that cannot says EINVAL, which is no fault."""

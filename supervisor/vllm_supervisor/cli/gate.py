@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from vllm_supervisor.adapters import ledger_reader
-from vllm_supervisor.cli.ledger_place import ledger_directory, since_stamp
+from vllm_supervisor.cli.ledger_place import ledger_directory, read_fold, since_stamp
 from vllm_supervisor.cli.planning import GlobalOptions
 from vllm_supervisor.core.errors import ConfigError, UsageError
 from vllm_supervisor.core.gate_rules import Rules, judge, parse_rules
@@ -25,7 +24,7 @@ def gate(options: GlobalOptions, *, rules_file: str, state_dir: str | None, as_j
     rules = _read(rules_file)
     now = datetime.now(UTC)
     since = since_stamp(None if rules.window is None else f"{rules.window:f}", now)
-    checks = judge(ledger_reader.fold(ledger_directory(options, state_dir), since=since), rules, now)
+    checks = judge(read_fold(ledger_directory(options, state_dir), since), rules, now)
     passes = all(check.passes for check in checks)
     if as_json:
         click.echo(json.dumps({"passes": passes, "checks": [asdict(check) for check in checks]}))

@@ -4,10 +4,10 @@ Rules:
 * The two registers are shown side by side and never added.
 * Requests that are open now are shown whatever the window.
 * Read line by line: the size of a ledger costs time, not memory.
+* What cannot be read is told on its own lines, and nothing of a ledger reaches a terminal but printable text.
 """
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,13 +15,15 @@ import click
 
 from vllm_supervisor.adapters import ledger_reader
 from vllm_supervisor.cli.groups import SuggestingGroup
-from vllm_supervisor.cli.ledger_place import ledger_directory, since_stamp
+from vllm_supervisor.cli.ledger_place import ledger_directory, read_fold, readable, since_stamp
 from vllm_supervisor.cli.planning import GlobalOptions
+from vllm_supervisor.core.accounts import MAX_DAMAGE
 from vllm_supervisor.core.audit import Audit
 from vllm_supervisor.core.audit import audit as check
 from vllm_supervisor.core.errors import UsageError
-from vllm_supervisor.core.ledger import Record
+from vllm_supervisor.core.ledger_parser import Record
 from vllm_supervisor.core.ledger_summary import summarize
+from vllm_supervisor.core.plain_text import printable
 from vllm_supervisor.core.words import ExecutionState, Outcome
 
 _OPENING = ("t", "at", "boot", "run", "inc", "event")
@@ -43,12 +45,16 @@ def ledger() -> None:
 @_place
 @_json_option
 @click.pass_obj
-def summary(options: GlobalOptions, *, since: str | None, state_dir: str | None, as_json: bool) -> None:
-    """Count per release: outcomes by class, executions by state, refusals; and what is open now."""
+def summary(options: GlobalOptions, *, since: str | None, state_dir: str | None, as_json: bool) -> int:
+    """Count per release: outcomes by class, executions by state, refusals; and what is open now.
+
+    Status 1 if lines or segments cannot be read or are missing: the counts are too low then.
+    """
     now = datetime.now(UTC)
-    fold = ledger_reader.fold(ledger_directory(options, state_dir), since=since_stamp(since, now))
+    fold = read_fold(ledger_directory(options, state_dir), since_stamp(since, now))
     answer = summarize(fold, now)
     click.echo(json.dumps(answer) if as_json else render_summary(answer))
+    return 1 if fold.damage else 0
 
 
 def _runs(count: int) -> str:
@@ -79,7 +85,8 @@ def render_summary(answer: dict[str, Any]) -> str:
     missing = {name.replace("_", " "): n for name, n in answer["missing"].items() if n}
     if missing:
         lines.append("EVIDENCE MISSING: " + ", ".join(f"{n} {name}" for name, n in missing.items()))
-    return "\n".join(lines)
+    lines += [f"EVIDENCE MISSING: {sentence}" for sentence in answer["damage"]]
+    return "\n".join(map(printable, lines))
 
 
 @ledger.command()
@@ -107,18 +114,21 @@ def show(
     if sum((request_id is not None, only_open, since is not None)) != 1:
         raise UsageError("ledger show: say one of ID, --open, --since")
     directory = ledger_directory(options, state_dir)
-    wanted = {account.id for account in ledger_reader.fold(directory).open_ids()} if only_open else {request_id}
+    wanted = {account.id for account in read_fold(directory).open_ids()} if only_open else {request_id}
     stamp = since_stamp(since, datetime.now(UTC))
-
-    def chosen() -> Iterator[tuple[bytes, Record]]:
-        for _segment, line, record in ledger_reader.records(directory):
-            if record is not None and (record["at"] >= stamp if since is not None else record.get("id") in wanted):
-                yield line, record
-
-    found = False
-    for line, record in chosen():
-        found = True
-        click.echo(line.decode().rstrip("\n") if as_json else _plain(record))
+    found, unreadable = False, 0
+    with readable(directory):
+        for number, at, line, record, problem in ledger_reader.read(directory):
+            if problem:
+                unreadable += 1
+                if unreadable <= MAX_DAMAGE:
+                    where = f"segment {number} line {at}" if at else f"segment {number}"
+                    click.echo(printable(f"EVIDENCE MISSING: {where} is unreadable: {problem}"), err=True)
+            elif record is not None and (record["at"] >= stamp if since is not None else record.get("id") in wanted):
+                found = True
+                click.echo(_as_it_stands(line, record) if as_json else _plain(record))
+    if unreadable > MAX_DAMAGE:
+        click.echo(f"EVIDENCE MISSING: and {unreadable - MAX_DAMAGE} more", err=True)
     if not found and not as_json:
         sought = f"request {request_id}" if request_id else "line since then"
         click.echo(f"nothing: {'everything is settled' if only_open else f'no {sought}'} in {directory}", err=True)
@@ -127,7 +137,12 @@ def show(
 
 def _plain(record: Record) -> str:
     rest = " ".join(f"{key}={json.dumps(value)}" for key, value in record.items() if key not in _OPENING)
-    return f"{record['at']}  {record['run']}/{record['inc']}  {record['event']:9}  {rest}"
+    return printable(f"{record['at']}  {record['run']}/{record['inc']}  {record['event']:9}  {rest}")
+
+
+def _as_it_stands(line: bytes, record: Record) -> str:
+    """Give the line itself; one that is not ASCII, and so none of ours, as JSON that is."""
+    return line.decode().rstrip("\n") if line.isascii() else json.dumps(record)
 
 
 @ledger.command()
@@ -136,7 +151,7 @@ def _plain(record: Record) -> str:
 @click.pass_obj
 def audit(options: GlobalOptions, *, state_dir: str | None, as_json: bool) -> int:
     """Check each run: everything accepted has one outcome and an execution state (status 1: something does not hold)."""
-    found = check(ledger_reader.fold(ledger_directory(options, state_dir)))
+    found = check(read_fold(ledger_directory(options, state_dir)))
     click.echo(json.dumps(audit_json(found)) if as_json else render_audit(found))
     return 0 if found.holds else 1
 
@@ -164,10 +179,9 @@ def render_audit(found: Audit) -> str:
     """Write the audit for a terminal: a line a run, violations below."""
     lines = []
     for run in found.runs:
-        beginning = "its beginning is missing: pruned or removed"
-        notes = [note for note, holds in (("not ended", run.live), (beginning, run.partial)) if holds]
+        notes = [note for note in ("not ended" if run.live else "", run.gone) if note]
         verdict = "holds" if run.holds else "DOES NOT HOLD"
         lines.append(f"run {run.run}: {verdict}" + (f" ({', '.join(notes)})" if notes else ""))
         lines += [f"    {violation}" for violation in run.violations]
     lines += [f"EVIDENCE MISSING: {sentence}" for sentence in found.evidence]
-    return "\n".join(lines) or "the ledger is empty"
+    return "\n".join(map(printable, lines)) or "the ledger is empty"

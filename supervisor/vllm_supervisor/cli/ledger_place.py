@@ -3,13 +3,15 @@
 Without a name the only ledger is meant; of several, that of the only supervisor that runs, as the other tools mean it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from vllm_supervisor.adapters import directories
+from vllm_supervisor.adapters import directories, ledger_reader
 from vllm_supervisor.cli.finding import connect
 from vllm_supervisor.cli.planning import GlobalOptions, load_config
+from vllm_supervisor.core.accounts import Fold
 from vllm_supervisor.core.errors import UsageError, UserError
 from vllm_supervisor.core.ledger import DIRECTORY
 from vllm_supervisor.core.units import BadValueError, parse_duration
@@ -63,6 +65,21 @@ def _existing(state: Path, beside: Sequence[str] = ()) -> Path:
         raise UsageError(f"the ledger {directory} may not be read by this user") from None
     known = f" (there are: {', '.join(beside)})" if beside else ""
     raise UsageError(f"no ledger in {state}{known}; say where by --state-dir")
+
+
+def read_fold(directory: Path, since: str = "") -> Fold:
+    """Fold the whole ledger; `since` is an `at` stamp. UsageError if the directory cannot be listed."""
+    with readable(directory):
+        return ledger_reader.fold(directory, since=since)
+
+
+@contextmanager
+def readable(directory: Path) -> Iterator[None]:
+    """Turn the error of a directory that cannot be listed into a UsageError."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"the ledger {directory} cannot be read: {error.strerror}; say where by --state-dir") from None
 
 
 def since_stamp(text: str | None, now: datetime) -> str:

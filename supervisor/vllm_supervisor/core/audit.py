@@ -4,6 +4,8 @@ Rules:
 * Per run: accepted = completed + failed + cancelled + open; one outcome an id; every accepted id has an execution
   state; a run that has ended has none `running`. Numbers of the two registers are never compared or added.
 * The youngest run without a `balance` line may still live: what it has open is not a violation.
+* Where lines are gone (a run is `partial`) counts are not compared, and ids whose lines may be among them are not called
+  wrong. Damage itself, a line or a segment that cannot be read or is missing, always breaks the audit.
 * Recovery is a function from what the lines say to the lines that are missing, so doing it twice adds nothing, and a
   crash in the middle of it is mended by the next one.
 * An execution counts as stopped after a crash only when the engine's processes are proven gone; else it is `unknown`,
@@ -15,9 +17,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vllm_supervisor.core.accounts import FINAL, Fold, IdAccount, RunAccount
+from vllm_supervisor.core.plain_text import one_line
 from vllm_supervisor.core.words import EndedBy, Evidence, ExecutionState, Outcome
 
 SUPERVISOR_LOST = "supervisor_lost"
+EVIDENCE_MISSING = "evidence_missing"  # the run did end, but lines of it are gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +31,13 @@ class RunAudit:
     run: str
     release: str
     live: bool
-    partial: bool
+    gone: str  # what is missing of its lines, "" for nothing
     violations: tuple[str, ...]
+
+    @property
+    def partial(self) -> bool:
+        """Whether lines of it are missing, so that not everything could be checked."""
+        return bool(self.gone)
 
     @property
     def holds(self) -> bool:
@@ -53,11 +62,9 @@ def audit(fold: Fold) -> Audit:
     """Check every run of a fold that had no window."""
     last = next(reversed(fold.runs), None)
     runs = tuple(_audit_run(run, live=name == last and run.balance is None) for name, run in fold.runs.items())
-    evidence = []
-    if fold.unreadable:
-        evidence.append(f"{fold.unreadable} lines cannot be read")
-    if fold.missing_segments:
-        evidence.append(f"{fold.missing_segments} segments are missing between others")
+    evidence = list(fold.damage)
+    if fold.damage_count > len(evidence):
+        evidence.append(f"and {fold.damage_count - len(evidence)} more")
     return Audit(runs, tuple(evidence))
 
 
@@ -67,8 +74,10 @@ def _audit_run(run: RunAccount, *, live: bool) -> RunAudit:
         found.append(f"and {run.violation_count - len(found)} more")
     if run.lost:
         found.append(f"{run.lost} lines could not be written")
+    if run.unreadable:
+        found.append(f"{run.unreadable} of its lines cannot be read")
     if not live:
-        accounts = run.open_ids.values()
+        accounts = [account for account in run.open_ids.values() if account.after >= run.hole]
         _note(found, [a.id for a in accounts if a.outcome is None], "accepted, but without an outcome")
         _note(found, [a.id for a in accounts if a.execution is None], "without an execution state")
         _note(
@@ -76,17 +85,28 @@ def _audit_run(run: RunAccount, *, live: bool) -> RunAudit:
             [a.id for a in accounts if a.execution is ExecutionState.RUNNING],
             "still running in the execution register of a run that has ended",
         )
-    if run.balance is not None and not run.partial:
+    counts_are_partial = run.partial or (run.balance is not None and run.balance.get("partial") is True)
+    if run.balance is not None and not counts_are_partial:
         for name, counted in _request_counts(run).items():
             if run.balance.get(name) != counted:
                 found.append(f"the balance line says {name} {run.balance.get(name)}, the lines say {counted}")
-    return RunAudit(run.run, run.release, live, run.partial, tuple(found))
+    return RunAudit(run.run, run.release, live, _gone(run), tuple(found))
+
+
+def _gone(run: RunAccount) -> str:
+    if run.hole:
+        return "lines of it are missing"
+    if run.partial:
+        return "its beginning is missing: pruned or removed"
+    if run.balance is not None and run.balance.get("partial") is True:
+        return "closed from a part of its lines"
+    return ""
 
 
 def _note(found: list[str], ids: list[str], what: str) -> None:
     if ids:
         more = f" and {len(ids) - 3} more" if len(ids) > 3 else ""
-        found.append(f"{len(ids)} {what}: {', '.join(ids[:3])}{more}")
+        found.append(f"{len(ids)} {what}: {one_line(', '.join(ids[:3]), 300)}{more}")
 
 
 def _request_counts(run: RunAccount) -> dict[str, int]:
@@ -150,10 +170,10 @@ def recover(fold: Fold, fates: Mapping[str, Fate], me: str) -> list[Entry]:
         outcomes, executions = dict(_request_counts(run)), dict(run.executions)
         for account in run.open_ids.values():
             if account.outcome is None:
-                entries.append(_outcome_entry(account))
+                entries.append(_outcome_entry(account, SUPERVISOR_LOST if run.balance is None else EVIDENCE_MISSING))
                 outcomes[Outcome.OPEN] += 1
-            state, evidence = _settle(account, fate)
-            if state is not account.execution:
+            state, evidence = _settle(fate)
+            if account.execution not in FINAL and state is not account.execution:
                 entries.append(
                     Entry(run.run, account.inc, "execution", {"id": account.id, "state": state, "evidence": evidence})
                 )
@@ -161,14 +181,16 @@ def recover(fold: Fold, fates: Mapping[str, Fate], me: str) -> list[Entry]:
                     executions[account.execution] -= 1
                 executions[state] = executions.get(state, 0) + 1
         if run.balance is None:
-            fields = balance_fields(outcomes, executions, rejected=sum(run.rejected.values()), lost=run.lost)
+            fields = balance_fields(
+                outcomes, executions, rejected=sum(run.rejected.values()), lost=run.lost + run.unreadable
+            )
             if run.partial:
                 fields["partial"] = True
             entries.append(Entry(run.run, run.inc, "balance", fields | {"clean": False}))
     return entries
 
 
-def _outcome_entry(account: IdAccount) -> Entry:
+def _outcome_entry(account: IdAccount, why: str) -> Entry:
     return Entry(
         account.run,
         account.inc,
@@ -176,7 +198,7 @@ def _outcome_entry(account: IdAccount) -> Entry:
         {
             "id": account.id,
             "outcome": Outcome.OPEN,
-            "why": SUPERVISOR_LOST,
+            "why": why,
             "status": None,
             "stream": False,
             "ended_by": EndedBy.SUPERVISOR,
@@ -188,10 +210,8 @@ def _outcome_entry(account: IdAccount) -> Entry:
     )
 
 
-def _settle(account: IdAccount, fate: Fate) -> tuple[ExecutionState, Evidence]:
-    """Decide the execution of one id of a lost run."""
-    if account.execution in FINAL:
-        return account.execution, Evidence(account.evidence)
+def _settle(fate: Fate) -> tuple[ExecutionState, Evidence]:
+    """Decide an execution of a lost run that is not final."""
     if fate is Fate.GONE:
         return ExecutionState.CONFIRMED_STOPPED, Evidence.PROCESS_GONE
     return ExecutionState.UNKNOWN, Evidence.NONE

@@ -4,6 +4,7 @@ Rules of the rules:
 * A file names each rule by a key; a key that does not exist is an error, never ignored.
 * Every rule reads one register. Nothing is added over both.
 * Too little data fails: a gate that has seen nothing must not open.
+* A ledger of which lines or segments are missing inside the window fails: what is gone may be what a rule looks for.
 * Requests that are open now count whatever the window; everything else counts by when the request was accepted.
 """
 
@@ -86,6 +87,10 @@ def judge(fold: Fold, rules: Rules, now: datetime) -> list[Check]:
     """Check each rule against a fold that was made with the rules' window."""
     runs = [run for run in fold.runs.values() if rules.release is None or run.release == rules.release]
     checks = [_sample(runs, rules.minimum_sample)]
+    if fold.damaged_since:
+        more = f" and {fold.damage_count - 1} more" if fold.damage_count > 1 else ""
+        sentence = f"evidence is missing: {fold.damage[0]}{more}"
+        checks.append(Check("evidence", 0, fold.damage_count, passes=False, sentence=sentence))
     if rules.max_incomplete_streams is not None:
         checks.append(_streams(runs, rules.max_incomplete_streams))
     if rules.max_open_age is not None:

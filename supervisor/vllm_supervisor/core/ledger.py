@@ -1,4 +1,4 @@
-"""The ledger's lines: how a fact becomes bytes, how bytes become a record again, and what a torn end is.
+"""The ledger's lines: how a fact becomes bytes, and what a torn end of a file is.
 
 Rules:
 * One JSON object a line, ASCII, ending in one newline; no line holds another newline. A line is whole or it is nothing.
@@ -15,17 +15,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from json.encoder import encode_basestring_ascii as quote
-from typing import Any, Literal
+from typing import Literal
 
 from vllm_supervisor.core.journal import RequestOutcome
+from vllm_supervisor.core.ledger_parser import LONGEST_LINE, parse
 from vllm_supervisor.core.words import Evidence, ExecutionState, RequestClass
 
 SEGMENT_PREFIX = "ledger-"
 SEGMENT_SUFFIX = ".jsonl"
 DIRECTORY = "ledger"
-
-Record = dict[str, Any]
-"""One parsed line; the six common fields are there and have their types, the others are as written."""
 
 _COMMON = ("t", "at", "boot", "run", "inc", "event")
 
@@ -38,7 +36,7 @@ def segment_name(number: int) -> str:
 def segment_number(name: str) -> int | None:
     """Read the number back from a file name, or None if the file is not a segment."""
     digits = name.removeprefix(SEGMENT_PREFIX).removesuffix(SEGMENT_SUFFIX)
-    return int(digits) if digits.isdecimal() and name == segment_name(int(digits)) else None
+    return int(digits) if digits.isdecimal() and len(digits) <= 12 and name == segment_name(int(digits)) else None
 
 
 class RequestIds:
@@ -157,23 +155,6 @@ def _tail(event: str, fields: Mapping[str, object]) -> str:
     )
 
 
-def parse(line: bytes) -> Record | None:
-    """Read one line, with or without its newline; None if it is not a whole ledger line."""
-    try:
-        record = json.loads(line.decode())
-        whole = (
-            isinstance(record["at"], str)
-            and isinstance(record["boot"], str)
-            and isinstance(record["run"], str)
-            and isinstance(record["event"], str)
-            and type(record["inc"]) is int
-            and isinstance(record["t"], int | float)
-        )
-    except (ValueError, KeyError, TypeError):  # no JSON, no UTF-8, a field missing, no object
-        return None
-    return record if whole else None
-
-
 @dataclass(frozen=True, slots=True)
 class Mend:
     """What to do to the end of a file before the first append: keep that many bytes, then maybe end the line."""
@@ -183,14 +164,15 @@ class Mend:
 
 
 def mend(size: int, rest: bytes) -> Mend:
-    """Decide about a file of `size` bytes whose bytes after the last newline are `rest`.
+    """Decide about a file of `size` bytes, zero bytes at its end not counted, whose bytes after the last newline are `rest`.
 
-    A whole record that only lacks its newline gets it. Anything else was cut by a crash, or is what a file system
-    leaves after power loss (zero bytes): nobody was ever told that it was written, so it goes.
+    A whole record that only lacks its newline gets it. What is shorter than a line can be was cut by a crash: nobody was
+    ever told that it was written, so it goes, as do the zero bytes that a file system leaves after power loss. More than
+    that is nothing that we began to write: it is kept, and ended, so that it counts as a line that cannot be read.
     """
     if not rest:
         return Mend(size, newline=False)
-    if parse(rest) is not None:
+    if len(rest) > LONGEST_LINE or parse(rest) is not None:
         return Mend(size, newline=True)
     return Mend(size - len(rest), newline=False)
 

@@ -38,9 +38,10 @@ def summarize(fold: Fold, now: datetime) -> dict[str, Any]:
         "unsettled_executions": sum(1 for account in fold.open_ids() if account.outcome is not None),
         "missing": {
             "unreadable_lines": fold.unreadable,
-            "missing_segments": fold.missing_segments,
+            "missing_segments": fold.missing_segments + fold.unreadable_segments,
             "lines_not_written": sum(run.lost for run in fold.runs.values()),
         },
+        "damage": list(fold.damage),
     }
 
 
@@ -78,4 +79,5 @@ def summarize_run(
         "oldest_open_s": round(now - min(waiting), 3) if waiting else None,
         "unsettled_executions": following,
         "missing": {"unreadable_lines": 0, "missing_segments": 0, "lines_not_written": lost},
+        "damage": [],
     }

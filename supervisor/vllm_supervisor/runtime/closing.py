@@ -23,16 +23,20 @@ from vllm_supervisor.runtime.recovery import recover_ledger
 REPORT = "drain.json"
 
 
-async def close_lost_runs(directory: Path, journal: LedgerJournal, writer: LedgerWriter) -> str:
-    """Close what lost runs left open; return what to say about it, "" for nothing. Raises OSError."""
+async def close_lost_runs(directory: Path, journal: LedgerJournal, writer: LedgerWriter) -> tuple[str, str]:
+    """Close what lost runs left open; return what to log of it and of damage, "" for nothing. Raises OSError."""
     boot = journal.identity.boot
     found = await recover_ledger(directory, journal, writer, lambda run: fate(run, boot))
-    if not found.runs:
-        return ""
-    return (
-        f"closed the books of {found.runs} lost run(s): {found.opened} requests were open, "
-        f"{found.stopped} executions proven stopped, {found.unknown} unknown"
-    )
+    closed = damage = ""
+    if found.runs:
+        closed = (
+            f"closed the books of {found.runs} lost run(s): {found.opened} requests were open, "
+            f"{found.stopped} executions proven stopped, {found.unknown} unknown"
+        )
+    if found.damage:
+        more = f", and {found.damage_count - 1} more" if found.damage_count > 1 else ""
+        damage = f"evidence of earlier runs is missing: {found.damage[0]}{more}; `ledger audit` lists it"
+    return closed, damage
 
 
 class Books:
@@ -113,9 +117,10 @@ class Books:
 def _write(path: Path, report: dict[str, Any], hold: Callable[[], None]) -> str | None:
     """Replace the file at once, so that a reader never sees half of it; return what went wrong."""
     new = path.with_suffix(".new")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         hold()
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+        with os.fdopen(os.open(new, flags, 0o600), "w") as file:
             json.dump(report, file, indent=2)
             file.write("\n")
         new.replace(path)

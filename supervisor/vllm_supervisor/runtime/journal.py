@@ -219,7 +219,7 @@ class LedgerJournal:
         self._write(self._register.finish())
         health = self._writer.health()
         fields = self.balance(lost=health.lost)
-        settled = self._others_settled and not self._register.states[ExecutionState.UNKNOWN]
+        settled = self._others_settled and not (health.lost or self._register.states[ExecutionState.UNKNOWN])
         self._event("balance", fields | {"clean": clean, "settled": settled})
         self._closed = True
         flushed = await self._writer.flush(limit_s)

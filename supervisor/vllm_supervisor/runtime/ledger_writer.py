@@ -22,6 +22,7 @@ from contextlib import suppress
 import trio
 
 from vllm_supervisor.adapters.ledger_file import LedgerFile
+from vllm_supervisor.adapters.ledger_reader import Position
 from vllm_supervisor.core.errors import SetupError
 from vllm_supervisor.core.ledger import LedgerHealth, LedgerPolicy
 from vllm_supervisor.runtime.ledger_queue import Batch, Told, Turn, Waiting
@@ -42,12 +43,16 @@ class LedgerWriter:
         file: LedgerFile,
         policy: LedgerPolicy,
         *,
-        header: Callable[[int, int], bytes],
+        header: Callable[[int, int, int], bytes],
         gap: Callable[[int], bytes],
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`header(segment, oldest_needed)` and `gap(lines)` build lines and are called in the writer's thread."""
+        """`header(segment, oldest_needed, read_from)` and `gap(lines)` build lines, in the writer's thread.
+
+        `oldest_needed` is the first segment with a request that is open, `read_from` the first one that the next start
+        has to read after a crash.
+        """
         self._file = file
         self._policy = policy
         self._header, self._gap_line = header, gap
@@ -68,6 +73,7 @@ class LedgerWriter:
         self._closing = self._retrying = False
         self._homes: dict[str, int] = {}  # unsettled id -> the segment that holds its acceptance
         self._may_prune = False  # only once recovery has said what earlier runs left open
+        self._read_from = 0  # everything, until then
         self._written = self._lost = self._late = 0
         self._segment = 0
         self._error = ""
@@ -75,6 +81,7 @@ class LedgerWriter:
         self._always = policy.sync == "always"
         self._calm = not self._always  # nothing is in the thread's hands, waits for it, or failed there
         # the loop's own
+        self.began = Position(0, 0)  # where this run's lines begin
         self._turn = Turn()
         self._in_turn = False
         # the writer's own
@@ -95,6 +102,7 @@ class LedgerWriter:
                 "set state_dir to a directory that can be written"
             ) from error
         self._opened()
+        self.began = Position(self._file.number, self._file.size)
         targets = [self._write_forever] + ([self._sync.run] if self._by_interval else [])
         self._threads = [threading.Thread(target=target, name="ledger", daemon=True) for target in targets]
         for thread in self._threads:
@@ -196,11 +204,15 @@ class LedgerWriter:
 
         return await trio.to_thread.run_sync(join)
 
-    def recovered(self, homes: dict[str, int]) -> None:
-        """Allow pruning: `homes` are the ids that earlier runs still have open, with their segments."""
+    def recovered(self, homes: dict[str, int], read_from: int | None = None) -> None:
+        """Allow pruning: `homes` are the ids that earlier runs still have open, with their segments.
+
+        `read_from` is the first segment of the runs that a later start has to look at again; None: there are none.
+        """
         with self._lock:
             self._homes.update(homes)
             self._may_prune = True
+            self._read_from = min(self.began.segment, read_from or self.began.segment)
 
     def health(self) -> LedgerHealth:
         """Say how the writing goes, from memory."""
@@ -323,7 +335,7 @@ class LedgerWriter:
             self._segment_lines = 0
             raise
         if self._file.size == 0 and self._written:
-            self._file.put(self._header(self._segment, self._oldest_needed()))
+            self._file.put(self._header(self._segment, self._oldest_needed(), self._read_from))
 
     def _opened(self) -> None:
         """Take note of a newly opened segment."""

@@ -319,12 +319,18 @@ class Supervisor:
 
     async def _recover(self) -> None:
         try:
-            said = await close_lost_runs(self._world.plan.state_dir / LEDGER, self._journal, self._world.writer)
+            closed, damage = await close_lost_runs(
+                self._world.plan.state_dir / LEDGER, self._journal, self._world.writer
+            )
         except OSError as fault:
-            self._record(orders.Record("recovery_failed", f"earlier ledgers cannot be read: {fault}", level="error"))
+            self._record(
+                orders.Record("recovery_failed", f"earlier ledgers cannot be read: {fault.strerror}", level="error")
+            )
             return
-        if said:
-            self._say("recovered", said)
+        if closed:
+            self._say("recovered", closed)
+        if damage:
+            self._say("ledger_damaged", damage, "warning")
 
     async def _write_down(self) -> None:
         within = self._world.policy.limits.documentation
