@@ -1,6 +1,8 @@
 """`ledger` and `gate` on ledgers that a journal wrote: what they show, and how they exit."""
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fakes.control_socket import serving
+from fakes.hostile_ledger import LINES, READABLE
 from fakes.ledger_kit import identity, outcome, request, run_journal
 from vllm_supervisor.adapters import directories
 from vllm_supervisor.cli.gate import gate
@@ -143,6 +146,111 @@ def test_an_audit_that_does_not_hold(state: Path) -> None:
     assert result.return_value == 1
     answer = json.loads(result.stdout)
     assert answer["runs"][0]["violations"] == ["run1-1: a second outcome"]
+
+
+def put_in(state: Path, line: bytes) -> int:
+    """Put `line` into the middle of the first run; return its number."""
+    path = state / "ledger" / segment_name(1)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:3], line, *lines[3:]]))
+    return 4
+
+
+def said_by_all(state: Path) -> str:
+    """Run every tool, with and without --json; return what they said, which can stand on any terminal."""
+    (state / "rules.toml").write_text("minimum_sample = 1\nmax_unresolved_executions = 100", encoding="utf-8")
+    said = ""
+    for form in ((), ("--json",)):
+        for words in (
+            ["summary"],
+            ["show", "run1-1"],
+            ["show", "--open"],
+            ["show", "--since", "2020-01-01"],
+            ["audit"],
+        ):
+            result = run(state, *words, *form)
+            said += result.stdout + result.stderr
+        said += run(state, "--rules", str(state / "rules.toml"), *form, command="gate").stdout
+    assert all(letter.isprintable() for letter in said.replace("\n", "")), said
+    return said
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_each_line_that_cannot_be_read_is_told_by_every_tool(state: Path, name: str) -> None:
+    """By its place and the reason, on one line; the audit, the summary and the gate fail for it, and for nothing else."""
+    line, reason = LINES[name]
+    told = f"segment 1 line {put_in(state, line)} is unreadable: {reason}"
+    found = run(state, "audit")
+    assert found.return_value == 1
+    assert found.stdout.splitlines() == [
+        "run run1: DOES NOT HOLD (lines of it are missing)",
+        "    1 of its lines cannot be read",
+        "run run2: holds (not ended)",
+        f"EVIDENCE MISSING: {told}",
+    ]
+    counted = run(state, "summary")
+    assert (counted.return_value, counted.stdout.splitlines()[-1]) == (1, f"EVIDENCE MISSING: {told}")
+    if "another boot" not in reason:  # which a single line cannot tell
+        assert run(state, "show", "run1-1").stderr == f"EVIDENCE MISSING: {told}\n"
+    status, checks = rules(state, "minimum_sample = 1\nmax_unresolved_executions = 100")
+    assert (status, checks["evidence"], checks["max_unresolved_executions"]) == (1, False, True)
+    assert told in said_by_all(state)
+
+
+@pytest.mark.parametrize("name", READABLE)
+def test_whatever_can_be_read_can_be_shown(state: Path, name: str) -> None:
+    """Text of any kind comes out printable, and no tool fails of it."""
+    put_in(state, READABLE[name])
+    assert "EVIDENCE MISSING" not in said_by_all(state)
+
+
+def test_a_segment_that_cannot_be_read_is_told_by_every_tool(state: Path) -> None:
+    """A pipe, a directory or a link in the place of a file, and one that is gone: nothing waits, nothing is followed."""
+    for number, make in ((2, os.mkfifo), (3, Path.mkdir), (5, lambda path: path.symlink_to(segment_name(1)))):
+        make(state / "ledger" / segment_name(number))
+    found = run(state, "audit")
+    assert (found.return_value, found.stdout.splitlines()[2:]) == (
+        1,
+        [
+            "EVIDENCE MISSING: segment 2 is unreadable: it is no regular file",
+            "EVIDENCE MISSING: segment 3 is unreadable: it is no regular file",
+            "EVIDENCE MISSING: segment 4 is missing",
+            "EVIDENCE MISSING: segment 5 is unreadable: it is a symbolic link",
+        ],
+    )
+    assert "segment 5 is unreadable" in run(state, "show", "run1-1").stderr
+    said_by_all(state)
+
+
+def test_damage_before_the_window_does_not_close_the_gate(state: Path) -> None:
+    """Only what may lie inside it does; the end of the ledger always may."""
+    put_in(state, b"garbage\n")
+    text = 'minimum_sample = 1\nmax_unresolved_executions = 100\nwindow = "{}"'
+    assert "evidence" in rules(state, text.format("30000d"))[1]
+    assert "evidence" not in rules(state, text.format("1h"))[1]
+    (state / "ledger" / segment_name(2)).mkdir()
+    assert "evidence" in rules(state, text.format("1h"))[1]
+
+
+def test_many_unreadable_lines_are_counted(state: Path) -> None:
+    """The first of them are named, and the time they take grows with their number alone."""
+    put_in(state, b"garbage\n" * 50_000)
+    for words, where in ((["audit"], "stdout"), (["show", "run1-1"], "stderr")):
+        lines = getattr(run(state, *words), where).splitlines()
+        assert sum("is unreadable: not a whole JSON object" in line for line in lines) == 20
+        assert lines[-1] == "EVIDENCE MISSING: and 49980 more"
+
+
+def test_a_ledger_that_may_not_be_listed_is_one_line(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the directory and the option, for every tool."""
+
+    def denied(_path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    for words in (["summary"], ["show", "--open"], ["show", "run1-1"], ["audit"]):
+        with pytest.raises(UsageError, match=r"ledger cannot be read: Permission denied; say where by --state-dir"):
+            run(state, *words)
 
 
 def test_a_half_written_line_is_no_fault(state: Path) -> None:

@@ -3,6 +3,7 @@
 The disk is full for one process only: a limit on the size of its files (RLIMIT_FSIZE), set and lifted from outside.
 """
 
+import os
 import resource
 import shutil
 import signal
@@ -14,6 +15,7 @@ from fakes.books import Books
 from fakes.drain_scenario import Watcher
 from fakes.supervisor_process import Account, StartMock, Supervisor
 from vllm_supervisor.adapters.lock import StateLock
+from vllm_supervisor.core.ledger import segment_name
 
 
 def full(supervisor: Supervisor, books: Books) -> None:
@@ -97,6 +99,31 @@ def test_a_ledger_that_somebody_removes_is_made_again(what: str, start_mock: Sta
     assert books.events("accepted")
     supervisor.signal(signal.SIGTERM)
     assert supervisor.ends(within=40.0) == 82, supervisor.words()
+
+
+def test_a_damaged_ledger_stops_no_start(start_mock: StartMock, account: Account) -> None:
+    """What a killed run left is closed, what cannot be read of it is said once, and serving goes on in the next segment."""
+    before = ("--name", "damaged")
+    first, client = start_mock(before=before)
+    first.until(client.is_ready, within=40.0, what="ready")
+    assert client.chat().status_code == 200
+    first.kill()
+    state = Books(account).state
+    with (state / "ledger" / segment_name(1)).open("ab") as file:
+        file.write(b"[" * 100_000 + b"\n" + b"x" * 3_000_000 + b"\n" + bytes(3_000_000))
+    os.mkfifo(state / "ledger" / segment_name(2))
+    second, client = start_mock(before=before)
+    second.until(client.is_ready, within=40.0, what="ready")
+    second.until_said("evidence of earlier runs is missing: segment 1 line ", within=40.0)
+    assert "is unreadable: not a whole JSON object, and 3 more; `ledger audit` lists it" in second.words()
+    second.until_said("closed the books of 1 lost run(s)", within=40.0)
+    assert client.chat().status_code == 200
+    second.signal(signal.SIGTERM)
+    assert second.ends(within=40.0) == 0, second.words()
+    told = account.tool("ledger", "audit")
+    assert (told.returncode, told.stderr) == (1, "")
+    assert told.stdout.count("EVIDENCE MISSING: segment ") == 4
+    assert Books(account).outcomes["completed", ""] == 2
 
 
 def test_a_state_directory_that_somebody_removes_stays_ours(start_mock: StartMock, account: Account) -> None:

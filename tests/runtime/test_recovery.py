@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fakes.hostile_ledger import LINES, READABLE
 from fakes.ledger_kit import identity, outcome, request, run_journal
 from vllm_supervisor.adapters import ledger_reader
 from vllm_supervisor.adapters.ledger_reader import Position
@@ -299,6 +300,33 @@ def test_damage_in_the_middle_of_a_lost_run_is_told_and_counted(tmp_path: Path, 
     assert found.runs[0].gone == "lines of it are missing"
     assert found.runs[0].violations == (("1 of its lines cannot be read",) if " line " in told else ())
     assert start_again(tmp_path, run="after", segment_bytes=2000).runs == 0
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_line_that_cannot_be_read_stops_no_start(tmp_path: Path, name: str) -> None:
+    """It is told, the run it is in is closed as one that does not hold, and a further start has nothing to do."""
+    line, reason = LINES[name]
+    lose_a_run(tmp_path, "run1")
+    path = tmp_path / segment_name(1)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:3], line, *lines[3:]]))
+    closed = start_again(tmp_path)
+    assert (closed.runs, closed.damage) == (1, (f"segment 1 line 4 is unreadable: {reason}",))
+    run = ledger_reader.fold(tmp_path).runs["run1"]
+    assert run.balance is not None
+    assert [run.balance[name] for name in ("partial", "lost", "holds")] == [True, 1, False]
+    assert start_again(tmp_path, run="after").runs == 0
+
+
+@pytest.mark.parametrize("name", READABLE)
+def test_whatever_can_be_read_can_be_closed(tmp_path: Path, name: str) -> None:
+    """Lines of no run of ours are closed like ours, in lines that can be read again."""
+    lose_a_run(tmp_path, "run1")
+    with (tmp_path / segment_name(1)).open("ab") as file:
+        file.write(READABLE[name])
+    assert start_again(tmp_path).damage == ()
+    assert start_again(tmp_path, run="after").runs == 0
+    assert ledger_reader.fold(tmp_path).damage == []
 
 
 @pytest.mark.parametrize("kind", ["directory", "pipe", "link"])

@@ -141,8 +141,9 @@ def _plain(record: Record) -> str:
 
 
 def _as_it_stands(line: bytes, record: Record) -> str:
-    """Give the line itself; one that is not ASCII, and so none of ours, as JSON that is."""
-    return line.decode().rstrip("\n") if line.isascii() else json.dumps(record)
+    """Give the line itself; one that is none of ours, because a terminal might obey it, as JSON that is printable."""
+    text = line.decode().rstrip("\n")
+    return text if text.isascii() and text.isprintable() else json.dumps(record)
 
 
 @ledger.command()

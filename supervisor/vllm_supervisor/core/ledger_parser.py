@@ -30,10 +30,10 @@ _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
 def read_line(line: bytes) -> Record | str:
     """Read one line, with or without its newline; return the reason if it is not a whole ledger line."""
     body = line.removesuffix(b"\n")
-    if not body.startswith(b"{") or not body.endswith(b"}"):
-        return _no_object(body)
     if len(body) > LONGEST_LINE:
         return TOO_LONG
+    if not body.startswith(b"{") or not body.endswith(b"}"):
+        return _no_object(body)
     try:
         record: Record = parse_json(body)
     except JsonError as error:
@@ -47,6 +47,8 @@ def read_line(line: bytes) -> Record | str:
     for name, (is_right, should) in _FIELDS.get(event, {}).items():
         if name in record and not is_right(record[name]):
             return f"{name} is not {should}"
+    if "by" in record and not _is_name(record["by"]):
+        return f"by is not {_NAME.should}"
     for name in _NEEDED.get(event, ()):
         if name not in record:
             return f"{name} is missing"
