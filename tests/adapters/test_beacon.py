@@ -215,6 +215,24 @@ def test_files_that_are_not_ours_are_ignored(tmp_path: Path, reader: BeaconReade
     assert reader.read() == ()
 
 
+@pytest.mark.parametrize("size", [0, vsup_beacon.LIVE_AT + 60, vsup_beacon.RING_AT])
+def test_a_file_that_is_cut_short_while_it_is_read_says_nothing(tmp_path: Path, size: int) -> None:
+    """Whoever cuts it costs the reports in it and nothing else; what is left of it is still read."""
+    (tmp_path / "engine").mkdir()
+    scheduler = wrapped(tmp_path / "engine")
+    scheduler.next = [Output({"a": 1}, outputs=(1,))]
+    scheduler.schedule()
+    [written] = (tmp_path / "engine").iterdir()
+    path = tmp_path / written.name
+    path.write_bytes(written.read_bytes())
+    reader = BeaconReader(tmp_path)
+    assert len(reader.read()) == 1
+    os.truncate(path, size)
+    assert len(reader.read()) == (size == vsup_beacon.RING_AT)
+    assert reader.events() == []
+    reader.close()
+
+
 def test_a_directory_that_is_not_there_holds_no_beacon(tmp_path: Path) -> None:
     """Before the engine has written anything there is nothing to read, and nothing to complain about."""
     assert BeaconReader(tmp_path / "later").read() == ()

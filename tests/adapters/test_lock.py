@@ -6,6 +6,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,49 @@ def test_an_unreadable_holder_is_still_a_holder(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="held by another supervisor"):
         StateLock(tmp_path, run="r", name="n")
     lock.release()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"[" * 4096, "held by another supervisor"),
+        (b'{"name": "n", "pid": 1e400, "run": "r"}', "held by another supervisor"),
+        (b'{"name": "n", "pid": "x", "run": "r"}', "held by another supervisor"),
+        (b'{"name": "n", "pid": true, "run": "r"}', "held by another supervisor"),
+        (b'{"name": [], "pid": 7, "run": "r"}', "held by another supervisor"),
+        (b"[]", "held by another supervisor"),
+        (bytes(4096), "held by another supervisor"),
+        (b"\xff", "held by another supervisor"),
+        (b'{"name": "\\ud800\\u001b[2J", "pid": 7, "run": "r"}', "held by the supervisor '??[2J' (pid 7, run r)"),
+    ],
+)
+def test_whatever_the_file_says_is_one_line(tmp_path: Path, text: bytes, told: str) -> None:
+    """It names a holder, printably, or nobody; the lock holds all the same."""
+    lock = StateLock(tmp_path, run="r", name="n")
+    (tmp_path / "lock").write_bytes(text)
+    with pytest.raises(SetupError) as caught:
+        StateLock(tmp_path, run="r", name="n")
+    assert told in str(caught.value)
+    assert str(caught.value).isprintable()
+    lock.release()
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (Path.mkdir, "Is a directory"),
+        (os.mkfifo, "its file lock is no regular file, remove it"),
+        (lambda path: path.symlink_to("elsewhere"), "Too many levels of symbolic links"),
+    ],
+)
+def test_what_stands_in_the_place_of_the_file_is_named(
+    tmp_path: Path, make: Callable[[Path], object], told: str
+) -> None:
+    """It is not followed, not waited for and not locked."""
+    make(tmp_path / "lock")
+    with pytest.raises(SetupError, match=f"{tmp_path} cannot be used: {told}"):
+        StateLock(tmp_path, run="r", name="n")
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_full_disk_takes_only_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 Rules:
 * Reading takes no lock: the newer of the two records whose checksum holds is the sample; none holds: no sample.
+* Read, not mapped: a file that is cut shorter meanwhile is a record that does not hold, where a mapping is a SIGBUS.
 * A file is ours if it is a regular file of our own user, of the right size and layout, written by a living process
   that carries the pid in it. Everything else in the directory is ignored, without a word.
 * Request events are consumed in order, those of a writer that has died included. Whatever the writer overwrote before
@@ -9,9 +10,9 @@ Rules:
 * The directory belongs on a tmpfs: a page of a disk file may block its writer, which is the engine.
 """
 
-import mmap
 import os
 import stat
+import struct
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,11 +46,11 @@ def environment(directory: Path, user: Mapping[str, str]) -> dict[str, str]:
 
 
 class _File:
-    """One beacon file, mapped."""
+    """One beacon file, open."""
 
-    def __init__(self, path: Path, data: mmap.mmap, pid: int, engine: int) -> None:
+    def __init__(self, path: Path, fd: int, pid: int, engine: int) -> None:
         self.path = path
-        self.data = data
+        self.fd = fd
         self.pid = pid
         self.engine = str(engine)
         self.next_event = 0
@@ -72,9 +73,19 @@ class _File:
         return None if record is None else layout.EVENT.unpack(record)
 
     def _checked(self, at: int, size: int) -> bytes | None:
-        record = self.data[at : at + size]
-        (crc,) = layout.CRC.unpack_from(self.data, at + size)
+        try:
+            data = os.pread(self.fd, size + layout.CRC.size, at)
+        except OSError:
+            return None
+        if len(data) < size + layout.CRC.size:
+            return None
+        record = data[:size]
+        (crc,) = layout.CRC.unpack_from(data, size)
         return record if zlib.crc32(record) == crc else None
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self.fd)
 
 
 class BeaconReader:
@@ -162,14 +173,14 @@ class BeaconReader:
     def close(self) -> None:
         """Let go of the files."""
         for file in self._files.values():
-            file.data.close()
+            file.close()
         self._files.clear()
 
     def _look(self) -> None:
         for name, file in list(self._files.items()):
             if not _alive(file.pid):
                 self._last_words += self._events_of(file, layout.RING_LENGTH + 1)
-                file.data.close()
+                file.close()
                 del self._files[name]
         try:
             paths = list(self._directory.glob(f"*{layout.SUFFIX}"))
@@ -183,25 +194,23 @@ class BeaconReader:
 
 
 def _open(path: Path) -> _File | None:
-    """Map a beacon file, or None if it is not one of ours."""
+    """Open a beacon file, or None if it is not one of ours."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
+    opened = None
     try:
         facts = os.fstat(fd)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_size != layout.FILE_SIZE:
-            return None
-        data = mmap.mmap(fd, layout.FILE_SIZE, prot=mmap.PROT_READ)
-    except OSError:
-        return None
-    finally:
+        if stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid() and facts.st_size == layout.FILE_SIZE:
+            magic, pid, engine, _created_at = layout.HEADER.unpack(os.pread(fd, layout.HEADER.size, 0))
+            if magic == layout.MAGIC and path.name == f"engine-{pid}{layout.SUFFIX}" and _alive(pid):
+                opened = _File(path, fd, pid, engine)
+    except (OSError, struct.error):  # cut shorter meanwhile
+        pass
+    if opened is None:
         os.close(fd)
-    magic, pid, engine, _created_at = layout.HEADER.unpack_from(data, 0)
-    if magic != layout.MAGIC or path.name != f"engine-{pid}{layout.SUFFIX}" or not _alive(pid):
-        data.close()
-        return None
-    return _File(path, data, pid, engine)
+    return opened
 
 
 def _alive(pid: int) -> bool:

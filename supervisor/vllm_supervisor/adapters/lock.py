@@ -16,13 +16,18 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
 from vllm_supervisor.core.errors import SetupError
+from vllm_supervisor.core.json_text import JsonError, parse_json
+from vllm_supervisor.core.plain_text import one_line
 from vllm_supervisor.core.plan import Holder, held
 
 _NAME = "lock"
+_LONGEST = 4096  # bytes of the file that are read
+_SHOWN = 100  # characters of a name
 
 
 class HeldError(BlockingIOError):
@@ -67,8 +72,9 @@ class StateLock:
         if self._fd >= 0 and self._is_named(self._fd):
             return
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         try:
+            _check(fd)
             self._take(fd)
         except OSError:
             os.close(fd)
@@ -100,10 +106,19 @@ class StateLock:
             return False
 
 
+def _check(fd: int) -> None:
+    """Raise OSError unless `fd` is a regular file: what is in its place may be anybody's work."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise OSError(errno.EINVAL, f"its file {_NAME} is no regular file, remove it")
+
+
 def _holder(fd: int) -> Holder | None:
     """Return the holder as the file names it; a file half written names nobody."""
     try:
-        told = json.loads(os.pread(fd, 4096, 0))
-        return Holder(str(told["name"]), int(told["pid"]), str(told["run"]))
-    except (ValueError, KeyError, TypeError):
+        told = parse_json(os.pread(fd, _LONGEST, 0))
+        name, pid, run = told["name"], told["pid"], told["run"]
+    except (JsonError, KeyError, TypeError):
         return None
+    if not isinstance(name, str) or type(pid) is not int or not isinstance(run, str):
+        return None
+    return Holder(one_line(name, _SHOWN), pid, one_line(run, _SHOWN))

@@ -8,13 +8,13 @@ Rules:
 Sources: crontab(5), cron(8), systemd.unit(5), Docker's hostconfig.json.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_supervisor.core.doctor_rivals import Container, Source
+from vllm_supervisor.core.json_text import parse_json
 
 _MOST_FILES = 3000
 _LARGEST = 256 * 1024
@@ -107,8 +107,8 @@ def _read(path: Path) -> str | None:
 
 def _container(path: Path) -> Container | None:
     try:
-        host = json.loads(path.read_text())
-        config = json.loads(path.with_name("config.v2.json").read_text())
+        host = parse_json((_read(path) or "").encode())
+        config = parse_json((_read(path.with_name("config.v2.json")) or "").encode())
         words = [config["Config"].get("Image", ""), config.get("Path", ""), *config.get("Args", [])]
         policy = host.get("RestartPolicy", {}).get("Name", "")
         return Container(config.get("Name", path.parent.name).removeprefix("/"), policy, " ".join(words))

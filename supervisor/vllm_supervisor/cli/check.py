@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -36,7 +37,6 @@ def check(
     """
     import trio  # noqa: PLC0415 - only here, so that other commands start without it
 
-    from vllm_supervisor.adapters import check_state  # noqa: PLC0415 - as above
     from vllm_supervisor.adapters.run_fate import boot_id  # noqa: PLC0415 - as above
     from vllm_supervisor.core.check import target, worst  # noqa: PLC0415 - as above
     from vllm_supervisor.runtime.check import CheckOptions, check_all  # noqa: PLC0415 - as above
@@ -51,10 +51,10 @@ def check(
     )
     path = None if state is None else Path(state)
     boot = boot_id()
-    remembered = None if path is None else check_state.load(path, boot)
+    remembered = None if path is None else _remembered(path, boot)
     found, kept = trio.run(check_all, targets, options, remembered)
     if path is not None:
-        check_state.save(path, boot, {**(remembered or {}), **kept})
+        _keep(path, {"boot": boot, "servers": {**(remembered or {}), **kept}})
     status = worst(result.exit for result in found)
     if as_json:
         click.echo(json.dumps({"exit": status, "servers": [result.plain() for result in found]}))
@@ -62,6 +62,34 @@ def check(
         for result in found:
             click.echo(result.line())
     raise click.exceptions.Exit(status)
+
+
+def _remembered(path: Path, boot: str) -> dict[str, Any]:
+    """Return the readings of this boot, by URL; a file that holds none is told, and written anew.
+
+    Raises UsageError for what is no file, which writing would put a file in the place of.
+    """
+    from vllm_supervisor.adapters import json_file  # noqa: PLC0415 - only where it is needed
+    from vllm_supervisor.core.check import readings  # noqa: PLC0415 - as above
+
+    try:
+        return readings(json_file.read(path), boot)
+    except FileNotFoundError:
+        return {}
+    except OSError as fault:
+        raise UsageError(f"--state {path} cannot be read: {fault.strerror}; give a file of your own") from None
+    except ValueError as fault:
+        click.echo(f"vllm-supervisor: --state {path} is unreadable: {fault}; it is written anew", err=True)
+        return {}
+
+
+def _keep(path: Path, value: dict[str, Any]) -> None:
+    from vllm_supervisor.adapters import json_file  # noqa: PLC0415 - only where it is needed
+
+    try:
+        json_file.replace(path, value)
+    except OSError as fault:
+        raise UsageError(f"--state {path}: {fault.strerror}; give a file in a directory you may write") from None
 
 
 def _waits(given: tuple[str, ...]) -> tuple[float, float] | None:

@@ -10,7 +10,7 @@ Rules:
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -244,13 +244,24 @@ def remember(memory: Memory) -> dict[str, Any]:
     }
 
 
+def readings(kept: Any, boot: str) -> dict[str, Any]:
+    """Return what is remembered, by URL: a reading of another boot is none, for its times are monotonic.
+
+    Raises ValueError if `kept` is nothing that we keep.
+    """
+    if not isinstance(kept, dict) or not isinstance(kept.get("servers"), dict):
+        raise ValueError("it holds no readings")  # noqa: TRY004 - what a file holds, not what a caller gave
+    servers: dict[str, Any] = kept["servers"] if kept.get("boot") == boot else {}
+    return servers
+
+
 def recall(plain: Any) -> Memory | None:
     """Return the memory of an earlier run, or None if it cannot be read (another version wrote it)."""
     try:
         return Memory(
-            tracks={str(label): _track(track) for label, track in plain["tracks"].items()},
+            tracks={label: _track(track) for label, track in plain["tracks"].items()},
             whole=None if plain["whole"] is None else _track(plain["whole"]),
-            starts=tuple(float(start) for start in plain["starts"]),
+            starts=tuple(_number(start) for start in plain["starts"]),
             unproven=bool(plain["unproven"]),
             tokens=_pair(plain["tokens"]),
             steps=_pair(plain["steps"]),
@@ -261,8 +272,25 @@ def recall(plain: Any) -> Memory | None:
 
 def _track(plain: Mapping[str, Any]) -> Track:
     series = plain["series"]
-    return Track(**{**plain, "beacon": None, "series": None if series is None else EngineSeries(**series)})
+    found = None if series is None else EngineSeries(**_typed(EngineSeries, series))
+    return Track(**{**_typed(Track, {**plain, "beacon": None, "series": None}), "series": found})
+
+
+def _typed(kind: type[Track | EngineSeries], plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `plain`, each of the type it has in `kind`. Raises KeyError or TypeError."""
+    types = {one.name: one.type for one in fields(kind)}
+    found = {name: _number(value) if type(value) in (int, float) else value for name, value in plain.items()}
+    if not all(isinstance(value, types[name]) for name, value in found.items()):  # type: ignore[arg-type]  # no strings
+        raise TypeError
+    return found
+
+
+def _number(value: Any) -> float:
+    """Return a finite float. Raises TypeError or ValueError."""
+    if type(value) not in (int, float) or not abs(value) < 1e300:
+        raise TypeError
+    return float(value)
 
 
 def _pair(plain: Any) -> tuple[float, float] | None:
-    return None if plain is None else (float(plain[0]), float(plain[1]))
+    return None if plain is None else (_number(plain[0]), _number(plain[1]))

@@ -52,14 +52,10 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
 
 
 def _is_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
+    level = [value] if isinstance(value, dict | list) else []  # the containers of one depth
+    for _ in range(MAX_DEPTH):
+        inside = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [inner for inner in inside if isinstance(inner, dict | list)]
         if not level:
             return False
     return True

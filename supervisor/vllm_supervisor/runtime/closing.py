@@ -1,14 +1,12 @@
 """The books: what lost runs left open is closed at the start, ours at the end, with the drain report."""
 
-import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from vllm_supervisor.adapters import clock
+from vllm_supervisor.adapters import clock, json_file
 from vllm_supervisor.adapters.run_fate import fate
 from vllm_supervisor.core import drain_report
 from vllm_supervisor.core.drain_report import CutRequest, DrainFacts
@@ -115,15 +113,10 @@ class Books:
 
 
 def _write(path: Path, report: dict[str, Any], hold: Callable[[], None]) -> str | None:
-    """Replace the file at once, so that a reader never sees half of it; return what went wrong."""
-    new = path.with_suffix(".new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    """Replace the file; return what went wrong."""
     try:
         hold()
-        with os.fdopen(os.open(new, flags, 0o600), "w") as file:
-            json.dump(report, file, indent=2)
-            file.write("\n")
-        new.replace(path)
+        json_file.replace(path, report, indent=2)
     except OSError as fault:
         return fault.strerror
     return None
