@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from fakes.hostile_ledger import GOOD, LINES, READABLE
 from vllm_supervisor.core.accounts import Fold
 from vllm_supervisor.core.audit import Fate, audit, recover
+from vllm_supervisor.core.journal import RequestOutcome
+from vllm_supervisor.core.ledger import Clock, Lines
 from vllm_supervisor.core.ledger_parser import LONGEST_LINE, read_line
+from vllm_supervisor.core.words import EndedBy, Evidence, ExecutionState, Outcome, RequestClass
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -28,6 +31,24 @@ def test_a_line_that_is_none_says_why(name: str) -> None:
 def test_a_line_that_can_be_read_is_a_record(name: str) -> None:
     """Fields and events of a later version pass, and text is whatever it is."""
     assert isinstance(read_line(READABLE[name]), dict)
+
+
+texts = st.text(alphabet=st.characters(min_codepoint=1, max_codepoint=0x24F), max_size=9)
+
+
+@given(texts, st.sampled_from([None, 0, 200]), st.booleans(), st.sampled_from([None, 0.0, 1.5]), st.integers(0, 10**17))
+def test_the_usual_lines_are_read_as_json_is(
+    text: str, status: int | None, stream: bool, seconds: float | None, size: int
+) -> None:
+    """What is taken apart by its shape is what a parser of JSON makes of it; what is not, too."""
+    made = Lines(Clock(lambda: 1234.5, lambda: 1_700_000_000.25), boot="b-1", run="r1")
+    ended = RequestOutcome(
+        text, RequestClass.CHAT, Outcome.OPEN, text, status, stream, EndedBy.CLIENT, size, seconds, 2.5, text
+    )
+    states = [(ExecutionState.RUNNING, Evidence.ANSWER)]
+    for line in (made.accepted(3, text, RequestClass.CHAT) + made.ended(0, states, ended)).splitlines():
+        assert read_line(line) == json.loads(line)
+        assert list(read_line(line)) == list(json.loads(line))
 
 
 json_values = st.recursive(

@@ -5,6 +5,8 @@ Rules:
 * A field that is known has its type; a field or an event that is not known is a later version's, and passes unread.
   Only what makes the line what it is (the id of a request, its outcome, its state) has to be there.
 * `format` in a `life` or `segment` line names a later way of writing that this version does not read.
+* Nearly all lines are the three of a request, as we write them: those are taken apart by their shape, in a third of the
+  time that parsing JSON takes. Any other spelling of the same goes the long way, to the same record.
 * Numbers are whole numbers from 0 on that fit 63 bits, or finite seconds; texts are bounded. So whoever adds, prints or
   compares them needs no guard of its own. Text may still hold anything a terminal takes for an order: print it printable.
 """
@@ -12,6 +14,7 @@ Rules:
 import re
 from collections.abc import Callable
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from vllm_supervisor.core.json_text import JsonError, parse_json
@@ -24,7 +27,7 @@ LARGEST = (1 << 63) - 1
 Record = dict[str, Any]
 """One parsed line; the common fields are there, and every field that is known has its type."""
 
-_STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
+_STAMP = re.compile(r"\d{4}-\d\d-\d\dT(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d\.\d{3}Z", re.ASCII)
 
 
 def read_line(line: bytes) -> Record | str:
@@ -32,6 +35,9 @@ def read_line(line: bytes) -> Record | str:
     body = line.removesuffix(b"\n")
     if len(body) > LONGEST_LINE:
         return TOO_LONG
+    usual = _read_usual(body)
+    if usual is not None:
+        return usual
     if not body.startswith(b"{") or not body.endswith(b"}"):
         return _no_object(body)
     try:
@@ -72,6 +78,58 @@ def _no_object(body: bytes) -> str:
     return "not a whole JSON object"
 
 
+# -- the usual lines, as core.ledger writes them -----------------------------------------------------------------------
+
+_INT = r"(?:0|[1-9]\d{0,14})"
+_REAL = r"(?:0|[1-9]\d{0,11})\.\d{6}"
+_PLAIN = r"[ !#-\[\]-~]{0,200}"  # printable ASCII without a quote or a backslash
+_WORD = r"[!#-\[\]-~]{1,200}"
+_HEAD = (
+    rf'\{{"t":(?P<t>{_REAL}),"at":"(?P<at>\d{{4}}-\d\d-\d\dT(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d\.\d{{3}}Z)","boot":"(?P<boot>{_WORD})"'
+    rf',"run":"(?P<run>{_WORD})","inc":(?P<inc>{_INT}),"event":"(?P<event>'
+)
+_ID = rf'","id":"(?P<id>{_PLAIN})"'
+_ACCEPTED = re.compile(rf'{_HEAD}accepted){_ID},"class":"(?P<class>{_PLAIN})"\}}', re.ASCII)
+_EXECUTION = re.compile(
+    rf'{_HEAD}execution){_ID},"state":"(?P<state>{_PLAIN})","evidence":"(?P<evidence>{_PLAIN})"\}}', re.ASCII
+)
+_OUTCOME = re.compile(
+    rf'{_HEAD}outcome){_ID},"outcome":"(?P<outcome>{_PLAIN})","why":"(?P<why>{_PLAIN})","status":(?P<status>{_INT}|null)'
+    rf',"stream":(?P<stream>true|false),"ended_by":"(?P<ended_by>{_PLAIN})","bytes":(?P<bytes>{_INT})'
+    rf',"first_byte_s":(?P<first_byte_s>{_REAL}|null),"duration_s":(?P<duration_s>{_REAL}|null)'
+    rf',"marker":"(?P<marker>{_PLAIN})"\}}',
+    re.ASCII,
+)
+
+
+def _read_usual(body: bytes) -> Record | None:
+    """Read one of a request's three lines, written as we write it; None for any other line."""
+    text = body.decode("ascii", "replace")
+    pattern = _EXECUTION if '"execution"' in text else _ACCEPTED if '"accepted"' in text else _OUTCOME
+    match = pattern.fullmatch(text)
+    if match is None:
+        return None
+    record: Record = match.groupdict()
+    if not _is_day(record["at"][:10]):
+        return None
+    record["t"], record["inc"] = float(record["t"]), int(record["inc"])
+    if pattern is _OUTCOME:
+        record["bytes"], record["stream"] = int(record["bytes"]), record["stream"] == "true"
+        for name, kind in (("status", int), ("first_byte_s", float), ("duration_s", float)):
+            record[name] = None if record[name] == "null" else kind(record[name])
+    return record
+
+
+@lru_cache(maxsize=64)
+def _is_day(text: str) -> bool:
+    """Say whether there is such a day; nearly every line is of the same few."""
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
 # -- what the fields hold ----------------------------------------------------------------------------------------------
 
 
@@ -98,11 +156,7 @@ def _is_flag(value: object) -> bool:
 def _is_stamp(value: object) -> bool:
     if not isinstance(value, str) or not _STAMP.fullmatch(value):
         return False
-    try:
-        datetime.fromisoformat(value)
-    except ValueError:
-        return False
-    return True
+    return _is_day(value[:10])
 
 
 def _or_null(is_right: Callable[[object], bool]) -> Callable[[object], bool]:
