@@ -166,7 +166,7 @@ def _lines(file: IO[bytes], limit: int | None, *, newest: bool) -> Iterator[tupl
         problem = ""
         whole, zeros = line.endswith(b"\n"), False
         if not whole and len(line) > LONGEST_LINE:  # read on to its end, and keep nothing of it
-            problem, zeros = TOO_LONG, not line.strip(b"\0")
+            problem, zeros = TOO_LONG, line.endswith(b"\0")
             while not whole and (more := file.readline(LONGEST_LINE)):
                 done += len(more)
                 whole, zeros = more.endswith(b"\n"), zeros and not more.strip(b"\0")
