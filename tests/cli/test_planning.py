@@ -60,7 +60,7 @@ def test_serve(place: Place) -> None:
         str(place.vllm.parent),
     )
     assert plan.listeners == (TcpAddress("", 8000),)
-    assert (plan.tls, plan.root_path, plan.api_key) == (None, "", None)
+    assert (plan.tls, plan.root_paths, plan.api_key) == (None, (), None)
     assert plan.command.argv(SOCKET) == [
         str(place.vllm), "serve", f"{place.root}/model", "--served-model-name", "tiny", "--foo", "-x",
         "--port", "0", "--uds", "/e.sock", "--", "y",
@@ -76,7 +76,7 @@ def test_serve_takes_over_what_names_the_front_door(place: Place, monkeypatch: p
     plan = place.plan("--name", "n", "serve", *line.split())
     assert plan.listeners == (UnixAddress("/u.sock"),)
     assert plan.tls == TlsFiles("c", None, None, 0, None, refresh=False)
-    assert (plan.name, plan.root_path, plan.api_key) == ("n", "/x", "b")
+    assert (plan.name, plan.root_paths, plan.api_key) == ("n", ("/x",), "b")
     assert place.plan("serve", "m").api_key == "env"
 
 
@@ -109,6 +109,33 @@ def test_run(place: Place, dashes: list[str]) -> None:
     plan = place.plan("--set", "listen.port=9", "run", *dashes, "vllm", "--uds={uds}", "--", "{x}", "-h")
     assert (plan.kind, plan.listeners, plan.options) == (EngineKind.RUN, (TcpAddress("127.0.0.1", 9),), None)
     assert plan.command.argv(SOCKET) == [str(place.vllm), "--uds=/e.sock", "--", "{x}", "-h"]
+
+
+def test_root_paths_of_serve(place: Place) -> None:
+    """The last `--root-path` counts, the command line's before the file's, and the configured one beside it."""
+    path = place.root / "v.yaml"
+    path.write_text("root-path: /file\n")
+    for words, roots in {
+        "--root-path /a --root_path=/b": ("/b",),
+        "--root-path /a --root-path=": (),
+        f"--config {path}": ("/file",),
+        f"--root-path=/a --config {path}": ("/a",),
+        "": (),
+    }.items():
+        assert place.plan("serve", "m", *words.split()).root_paths == roots
+        both = place.plan("--set", "engine.root_path=/mine", "serve", "m", *words.split()).root_paths
+        assert both == ("/mine", *roots)
+
+
+def test_root_paths_of_run(place: Place) -> None:
+    """Every `--root-path` of the command counts, and of a YAML file it names as vLLM's; other files are not ours."""
+    path = place.root / "v.yaml"
+    for text, roots in {"root_path: /file\n": ("/file",), "- a\n": (), ":\n:": (), "port: 1\n": ()}.items():
+        path.write_text(text)
+        plan = place.plan("run", "--", "vllm", "{uds}", "--root-path", "/a", "--config", str(path), "--root-path=/b")
+        assert plan.root_paths == ("/a", "/b", *roots)
+    assert place.plan("run", "--", "vllm", "{uds}", "--config", "/no.yaml").root_paths == ()
+    assert place.plan("--set", "engine.root_path=/a", "run", "vllm", "{uds}", "--root-path", "/a").root_paths == ("/a",)
 
 
 def test_config_file_environment_and_set(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,7 @@ def test_each_probe_asks_its_own_path() -> None:
     (container,) = pod()["containers"]
     paths = {name: container[name]["httpGet"]["path"] for name in ("startupProbe", "readinessProbe", "livenessProbe")}
     assert paths == {"startupProbe": "/startupz", "readinessProbe": "/readyz", "livenessProbe": "/livez"}
-    router = Router(root_path="", allow_paths=(), health_means_alive=False)
+    router = Router(root_paths=(), allow_paths=(), health_means_alive=False)
     asked = [router.route(b"GET", path.encode()).kind for path in paths.values()]
     assert asked == [Kind.STARTED, Kind.READY, Kind.LIVE]
     assert container["livenessProbe"]["periodSeconds"] * container["livenessProbe"]["failureThreshold"] >= 60

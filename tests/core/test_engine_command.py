@@ -3,7 +3,7 @@
 import pytest
 
 from vllm_supervisor.core.address import TcpAddress, UnixAddress
-from vllm_supervisor.core.engine_command import EngineKind, Transport, run_command, serve_command
+from vllm_supervisor.core.engine_command import EngineKind, Transport, root_paths_in, run_command, serve_command
 from vllm_supervisor.core.engine_env import build
 from vllm_supervisor.core.errors import UsageError
 from vllm_supervisor.core.vllm_args import read
@@ -133,3 +133,27 @@ def test_engine_env_wins_but_for_the_markers() -> None:
 def test_the_executables_directory_comes_first(environ: dict[str, str], extra: dict[str, str], path: str) -> None:
     """The directory of the engine's executable is the first on its PATH, whatever the rest is."""
     assert environment(environ, extra, "/v/bin")["PATH"] == path
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("vllm", "--root-path", "/api"), ("/api",)),
+        (("vllm", "--root-path=/api"), ("/api",)),
+        (("vllm", "--root_path", "/api"), ("/api",)),
+        (("vllm", "--root_path=/api"), ("/api",)),
+        (("vllm", "--root-pa", "/api"), ("/api",)),
+        (("vllm", "--ro=/api"), ("/api",)),
+        (("--root-path", "/a", "--root-path=/b"), ("/a", "/b")),
+        (("--", "vllm", "--root-path", "/api", "--", "x"), ("/api",)),
+        (("-c", "exec vllm serve m --root-path /api --uds {uds}"), ("/api",)),
+        (("-c", "vllm --root-path='/api' m"), ("/api",)),
+        (("--root-path", "--root-path", "/api"), ("--root-path", "/api")),
+        (("--root-path",), ()),
+        (("--root-path=", "x"), ()),
+        (("--r", "/api", "--rope-theta", "5", "--root-path-x", "/y", "root-path", "/z", "-ro", "/q"), ()),
+    ],
+)
+def test_root_paths_of_any_command(words: tuple[str, ...], found: tuple[str, ...]):
+    """Every one counts, in whichever spelling vLLM and uvicorn take, also in a command for a shell."""
+    assert root_paths_in(words) == found

@@ -8,7 +8,7 @@ from vllm_supervisor.core.routes import DANGEROUS, Kind, Route, Router, plainest
 from vllm_supervisor.core.words import RequestClass
 
 ROUTER = Router()
-PREFIXED = Router(root_path="/api/v9")
+PREFIXED = Router(root_paths=("/api/v9",))
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,62 @@ def test_plainest_is_stable(path: str):
     plain = plainest(path)
     assert plain.startswith("/")
     assert "//" not in plain
-    assert ".." not in plain.split("/")
+    assert ".." not in plain.split("/")  # no folder of ours can be written with these letters
     assert plain == plain.lower()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("..", "%2e%2e", ".%2e", "%2E.", "..;x", "..%3bx", "..%2f", "../", "..\\", "%252e%252e", ".", "..."),
+        *("x/..", "x/../..", "../..", "../../adapters/..", "../v1/models", "..%00", "..%20", "..?x", "./..", "//.."),
+    ],
+)
+@pytest.mark.parametrize("before", ["/adapters/", "//ADAPTERS/", "/x/../adapters/", "/%61dapters/", "/adapters%2f"])
+def test_nothing_leads_out_of_a_dangerous_folder(before: str, path: str):
+    """Starlette takes `..` for the name of an adapter, so it is one here, with and without the root path."""
+    target = (before + path).encode()
+    assert ROUTER.route(b"DELETE", target).kind is Kind.DANGEROUS
+    assert PREFIXED.route(b"DELETE", b"/api/v9" + target).kind is Kind.DANGEROUS
+
+
+@pytest.mark.parametrize(
+    ("roots", "prefix", "kind"),
+    [
+        (("/a", "/b"), "/a", Kind.DANGEROUS),
+        (("/a", "/b"), "/b", Kind.DANGEROUS),
+        (("/a", "/b"), "/b/a", Kind.DANGEROUS),
+        (("/a", "/b"), "/a/a/b/a", Kind.DANGEROUS),
+        (("/a", "/a/v1"), "/a", Kind.DANGEROUS),
+        (("/a/b/",), "/a/b", Kind.DANGEROUS),
+        (("/A/b",), "/a/%42", Kind.DANGEROUS),
+        (("a",), "/a", Kind.DANGEROUS),
+        (("/a/b",), "/a", Kind.GATED),
+        (("/a",), "/ab", Kind.GATED),
+        (("", "/"), "/a", Kind.GATED),
+    ],
+)
+@pytest.mark.parametrize("path", ["/sleep", "/v1/load_lora_adapter", "/adapters/.."])
+def test_dangerous_behind_every_root_path(roots: tuple[str, ...], prefix: str, kind: Kind, path: str):
+    """Whichever prefix the engine goes by, and in whatever order they stand, what is behind it is looked at."""
+    router = Router(root_paths=roots)
+    assert router.route(b"POST", (prefix + path).encode()).kind is kind
+    assert router.route(b"POST", path.encode()).kind is Kind.DANGEROUS
+
+
+def test_health_and_class_behind_every_root_path():
+    """The longest root path is taken off."""
+    router = Router(root_paths=("/a", "/a/b"))
+    for root in (b"", b"/a", b"/a/b"):
+        assert router.route(b"GET", root + b"/readyz").kind is Kind.READY
+        assert router.route(b"POST", root + b"/v1/completions").request_class is RequestClass.COMPLETIONS
+
+
+def test_long_paths_cost_little():
+    """A path of many segments or root paths is decided in work that grows with its length alone."""
+    router = Router(root_paths=("/a", "/a/a", "/b"))
+    for path in (b"/a" * 30_000, b"/.." * 20_000, b"/adapters" + b"/.." * 20_000, b"/a/.." * 12_000, b"/a/b" * 15_000):
+        assert router.route(b"POST", path + b"/x").kind in {Kind.GATED, Kind.DANGEROUS}
 
 
 def test_deeply_encoded_path_costs_little():

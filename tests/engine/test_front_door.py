@@ -283,7 +283,9 @@ def test_what_is_dangerous_never_reaches_the_engine(served: Served) -> None:
     until(lambda: '"POST /reset_mm_cache HTTP/1.1" 200' in log.text, within=10.0, what="the engine's access log")
     logged = re.findall(r'"(\w+) (\S+) HTTP/1.1"', log.text)
     seen = [
-        one for one in logged if Router(root_path=ROOT).route(one[0].encode(), one[1].encode()).kind is Kind.DANGEROUS
+        one
+        for one in logged
+        if Router(root_paths=(ROOT,)).route(one[0].encode(), one[1].encode()).kind is Kind.DANGEROUS
     ]
     assert seen == [("POST", "/reset_mm_cache")]
 

@@ -3,18 +3,27 @@
 Whatever is wrong is a UserError that names the option, file or key and the mend; nothing is started here.
 """
 
+import contextlib
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_supervisor.adapters import config_file, directories, executable, vllm_yaml
-from vllm_supervisor.core import engine_env, vllm_args
+from vllm_supervisor.core import engine_env, vllm_args, vllm_words
 from vllm_supervisor.core.address import Address, TcpAddress, UnixAddress
 from vllm_supervisor.core.config import DEFAULT, Loaded, build
 from vllm_supervisor.core.config_sections import Config
-from vllm_supervisor.core.engine_command import EngineCommand, EngineKind, Transport, run_command, serve_command
-from vllm_supervisor.core.errors import UsageError
+from vllm_supervisor.core.engine_command import (
+    EngineCommand,
+    EngineKind,
+    Transport,
+    root_paths_in,
+    run_command,
+    serve_command,
+)
+from vllm_supervisor.core.errors import UsageError, UserError
 from vllm_supervisor.core.plan import Plan, check_name, default_name, tls_files
 from vllm_supervisor.core.vllm_args import VllmOptions
 
@@ -54,9 +63,10 @@ def plan_serve(options: GlobalOptions, arguments: Sequence[str]) -> Plan:
         executable.check_model(vllm.model)
     command = serve_command(kind, program, arguments, vllm, Transport(config.engine.transport))
     if vllm.has_no_front:
-        return _plan(options, loaded, command, path_first=path_first, listener=None, vllm=vllm)
+        return _plan(options, loaded, command, path_first=path_first, listener=None, vllm=vllm, roots=())
     listener: Address = UnixAddress(vllm.uds) if vllm.uds is not None else TcpAddress(vllm.host or "", vllm.port)
-    return _plan(options, loaded, command, path_first=path_first, listener=listener, vllm=vllm)
+    roots = () if vllm.root_path is None else (vllm.root_path,)
+    return _plan(options, loaded, command, path_first=path_first, listener=listener, vllm=vllm, roots=roots)
 
 
 def plan_run(options: GlobalOptions, arguments: Sequence[str]) -> Plan:
@@ -71,7 +81,21 @@ def plan_run(options: GlobalOptions, arguments: Sequence[str]) -> Plan:
     )
     command = run_command(str(program), arguments[1:])
     listener = TcpAddress(loaded.config.listen.host, loaded.config.listen.port)
-    return _plan(options, loaded, command, path_first="", listener=listener, vllm=None)
+    roots = root_paths_in([*arguments, *_words_of_files(arguments)])
+    return _plan(options, loaded, command, path_first="", listener=listener, vllm=None, roots=roots)
+
+
+def _words_of_files(arguments: Sequence[str]) -> list[str]:
+    """Return as words what stands in the YAML files that a command names as vLLM's does (`--config FILE.yaml`).
+
+    What the files of another engine hold is its own affair, and so is one that cannot be read.
+    """
+    words: list[str] = []
+    for option, path in itertools.pairwise(arguments):
+        if option == "--config" and path.endswith((".yaml", ".yml")):
+            with contextlib.suppress(UserError):
+                words += vllm_words.from_yaml(vllm_yaml.read(Path(path)))
+    return words
 
 
 def _serve_program(kind: EngineKind, command: str, environ: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
@@ -94,6 +118,7 @@ def _plan(
     path_first: str,
     listener: Address | None,
     vllm: VllmOptions | None,
+    roots: tuple[str, ...],
 ) -> Plan:
     config = loaded.config
     name = options.name if options.name is not None else NO_FRONT if listener is None else default_name(listener)
@@ -118,7 +143,7 @@ def _plan(
         tls=tls,
         cors=None if vllm is None else vllm.cors,
         trusted_proxies=engine_env.trusted_proxies(options.environ, config.engine.env),
-        root_path=(vllm.root_path or "") if vllm else "",
+        root_paths=tuple(dict.fromkeys(root for root in (config.engine.root_path, *roots) if root)),
         api_key=_api_key(options, vllm),
         model=vllm.label if vllm else "",
         options=vllm,

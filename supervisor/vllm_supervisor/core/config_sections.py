@@ -46,6 +46,9 @@ class EngineConfig:
     ready_probe: bool = setting(BOOL, default=True, doc="ready only after a first one-token completion")
     start_timeout: float = setting(_TIME, "30m", "longest load without visible progress")
     stop_grace: float = setting(DURATION, "30s", "from TERM to KILL")
+    root_path: str = setting(
+        STR, "", "prefix of the engine's paths, beside the one that a --root-path in its command names"
+    )
     sweep: bool = setting(BOOL, default=True, doc="end what an earlier run left before a start; false: refuse instead")
 
 

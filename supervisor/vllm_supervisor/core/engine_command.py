@@ -13,7 +13,7 @@ Rules:
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -90,6 +90,28 @@ def run_command(program: str, arguments: Sequence[str]) -> EngineCommand:
             "write {uds}, or {host} and {port}, as in: run -- my-engine --port {port}"
         )
     return EngineCommand(EngineKind.RUN, (program,), tuple(arguments), transport)
+
+
+def root_paths_in(words: Iterable[str]) -> tuple[str, ...]:
+    """Return every value of a `--root-path` in any other engine's command line, in both spellings and abbreviated.
+
+    Which of them counts is the engine's to know, so all do. A command inside one word (`sh -c`) is looked through, too.
+    """
+    found: list[str] = []
+    named = False
+    for word in " ".join(words).split():
+        name, equals, value = word.partition("=")
+        if named:
+            found.append(word)
+        named = is_root_path(name) and not equals
+        if equals and is_root_path(name):
+            found.append(value)
+    return tuple(path for value in found if (path := value.strip("'\"")))
+
+
+def is_root_path(option: str) -> bool:
+    """Say whether an option's name is `--root-path`, or a beginning of it that argparse and vLLM take for it."""
+    return option.startswith("--ro") and "--root-path".startswith(option.replace("_", "-"))
 
 
 def _address_words(address: Address) -> list[str]:

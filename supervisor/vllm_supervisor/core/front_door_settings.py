@@ -11,7 +11,7 @@ from vllm_supervisor.core.forwarding import Forwarding
 class FrontDoorSettings:
     """Limits of the public address. Times in seconds, sizes in bytes; 0 turns `request_deadline` and `hold` off.
 
-    `root_path` is vLLM's `--root-path`: paths are known with and without it, as the engine knows them.
+    `root_paths` are prefixes like vLLM's `--root-path`: paths are known with and without them, as the engine knows them.
     `health` chooses what `/health` and `/ping` mean: readiness, or that the supervisor is alive.
     `cors` says what pages of other origins may read of our own answers, `forwarding` what the engine learns of clients.
     `allow_paths` names dangerous paths of the engine that may pass all the same.
@@ -28,6 +28,6 @@ class FrontDoorSettings:
     hold: float = 0.0
     health: Literal["ready", "alive"] = "ready"
     allow_paths: tuple[str, ...] = ()
-    root_path: str = ""
     cors: Cors | None = None
     forwarding: Forwarding = field(default_factory=Forwarding)
+    root_paths: tuple[str, ...] = ()

@@ -47,7 +47,7 @@ class Plan:
     tls: TlsFiles | None
     cors: Cors | None  # as vLLM's options have it
     trusted_proxies: str  # whose X-Forwarded-For counts, as uvicorn's FORWARDED_ALLOW_IPS has it
-    root_path: str  # prefix the engine may be asked under, or empty
+    root_paths: tuple[str, ...]  # prefixes the engine may be asked under
     api_key: str | None = field(repr=False)  # one the engine accepts; None: it asks for none
     model: str  # the name clients use, or empty where we cannot know it
     options: VllmOptions | None  # None for `run`

@@ -5,7 +5,9 @@ Rules:
   the engine therefore cannot slip by, whatever its name.
 * What is dangerous is refused in every spelling that any server between here and the engine could read as the same
   path: percent-encoding (also nested), `//`, `.` and `..`, backslashes, other case, parameters, a trailing slash, with
-  or without the root path. The engine itself decodes once and compares exactly, so this refuses a superset.
+  or without a root path. The engine itself decodes once and compares exactly, so this refuses a superset: whatever
+  Starlette would give to an admin route (tests ask Starlette itself).
+* Nothing leads out of a dangerous folder again: Starlette knows no `..` and takes it for a name in the folder.
 * Paths and their kinds are vLLM 0.32's (`vllm/entrypoints/**/api_router.py`).
 """
 
@@ -98,8 +100,11 @@ DANGEROUS = frozenset(
     }
 )
 
+_LONGEST = max(map(len, DANGEROUS))
+
 # Of these every path below is meant as well: the name of an adapter follows (model_hosting_container_standards).
 _FOLDERS = ("/adapters",)
+_FOLDER_NAMES = frozenset(folder.rpartition("/")[2] for folder in _FOLDERS)
 
 _OURS: dict[str, Kind] = {
     "/livez": Kind.LIVE,
@@ -129,7 +134,10 @@ def plainest(path: str) -> str:
     for part in path.lower().replace("\\", "/").split("/"):
         name = part.split(";", 1)[0].strip()
         if name == "..":
-            del parts[-1:]
+            if parts and (parts[-1] in _FOLDER_NAMES or parts[-1] == ".."):
+                parts.append(name)
+            else:
+                del parts[-1:]
         elif name not in {"", "."}:
             parts.append(name)
     return "/" + "/".join(parts)
@@ -139,11 +147,12 @@ class Router:
     """Paths to routes under one configuration; decisions about usual paths are one look-up."""
 
     def __init__(
-        self, *, root_path: str = "", allow_paths: tuple[str, ...] = (), health_means_alive: bool = False
+        self, *, root_paths: tuple[str, ...] = (), allow_paths: tuple[str, ...] = (), health_means_alive: bool = False
     ) -> None:
-        """`root_path` and `allow_paths` as in the front door's settings."""
-        self._root = root_path.rstrip("/")
-        self._plain_root = plainest(root_path) if self._root else ""
+        """`root_paths` and `allow_paths` as in the front door's settings."""
+        roots = sorted({root.rstrip("/") for root in root_paths} - {""}, key=len, reverse=True)
+        self._roots = tuple(root + "/" for root in roots)
+        self._plain_roots = tuple(plain + "/" for root in roots if (plain := plainest(root)) != "/")
         self._dangerous = DANGEROUS - {plainest(path) for path in allow_paths}
         self._allowed = DANGEROUS - self._dangerous
         self._ours = dict(_OURS)
@@ -175,19 +184,30 @@ class Router:
         return Route(Kind.GATED, admin=_listed(path) in self._allowed)
 
     def _under_root(self, path: str) -> str:
-        """Take the root path off as Starlette's `get_route_path` does: once, and only before a slash."""
-        if self._root and path.startswith(self._root + "/"):
-            return path[len(self._root) :]
+        """Take a root path off as Starlette's `get_route_path` does: once, and only before a slash."""
+        for root in self._roots:
+            if path.startswith(root):
+                return path[len(root) - 1 :]
         return path
 
     def _is_dangerous(self, path: str) -> bool:
         plain = plainest(path)
         if _listed(plain) in self._dangerous:
             return True
-        while self._plain_root and plain.startswith(self._plain_root + "/"):
-            plain = plain[len(self._plain_root) :]
-            if _listed(plain) in self._dangerous:
-                return True
+        return bool(self._plain_roots) and self._is_dangerous_under_root(plain)
+
+    def _is_dangerous_under_root(self, plain: str) -> bool:
+        """Look behind every root path, in any order and as often as they stand before one another."""
+        seen, waiting = {0}, [0]
+        while waiting:
+            at = waiting.pop()
+            for root in self._plain_roots:
+                behind = at + len(root) - 1
+                if behind not in seen and plain.startswith(root, at):
+                    if _listed(plain[behind : behind + _LONGEST + 1]) in self._dangerous:
+                        return True
+                    seen.add(behind)
+                    waiting.append(behind)
         return False
 
 

@@ -85,7 +85,7 @@ class FrontDoor:
             changed=self._changed,
         )
         router = Router(
-            root_path=settings.root_path,
+            root_paths=settings.root_paths,
             allow_paths=settings.allow_paths,
             health_means_alive=settings.health == "alive",
         )

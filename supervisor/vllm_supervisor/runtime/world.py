@@ -90,9 +90,9 @@ def door_settings(world: World) -> FrontDoorSettings:
         hold=config.hold,
         health=config.health,
         allow_paths=config.allow_paths,
-        root_path=world.plan.root_path,
         cors=world.plan.cors,
         forwarding=Forwarding(world.plan.trusted_proxies, https=world.plan.tls is not None),
+        root_paths=world.plan.root_paths,
     )
 
 
