@@ -94,6 +94,167 @@ def test_a_whole_answer_with_a_known_head_needs_no_parser():
     assert longer.surplus
 
 
+_OK = b"HTTP/1.1 200 OK\r\n"
+# An answer, its body, and whether it answers HEAD.
+_ENDED: dict[str, tuple[bytes, bytes, bool]] = {
+    "length": (_OK + b"Content-Length: 5\r\n\r\nhello", b"hello", False),
+    "length of a body of line ends": (_OK + b"Content-Length: 6\r\n\r\n" + b"\r\n" * 3, b"\r\n" * 3, False),
+    "no length": (_OK + b"Content-Length: 0\r\n\r\n", b"", False),
+    "chunks": (_OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", b"hello", False),
+    "trailers": (_OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nA: b\r\n\r\n", b"hello", False),
+    "no chunk": (_OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"", False),
+    "204": (b"HTTP/1.1 204 No\r\n\r\n", b"", False),
+    "204 with a length": (b"HTTP/1.1 204 No\r\nContent-Length: 5\r\n\r\n", b"", False),
+    "204 with chunks": (b"HTTP/1.1 204 No\r\nTransfer-Encoding: chunked\r\n\r\n", b"", False),
+    "304 with a length": (b"HTTP/1.1 304 No\r\nContent-Length: 5\r\n\r\n", b"", False),
+    "304 with chunks": (b"HTTP/1.1 304 No\r\nTransfer-Encoding: chunked\r\n\r\n", b"", False),
+    "HEAD": (_OK + b"Content-Length: 500\r\n\r\n", b"", True),
+    "HEAD with chunks": (_OK + b"Transfer-Encoding: chunked\r\n\r\n", b"", True),
+    "HEAD without length": (_OK + b"\r\n", b"", True),
+    "interim first": (b"HTTP/1.1 103 E\r\nA: b\r\n\r\n" + _OK + b"Content-Length: 5\r\n\r\nhello", b"hello", False),
+    "closing": (_OK + b"Connection: close\r\nContent-Length: 5\r\n\r\nhello", b"hello", False),
+}
+_SKIPPED = {"an empty line", "half an empty line", "the other half"}  # by the parser, without a word
+_BEHIND: dict[str, bytes] = {
+    "an answer": _OK + b"Content-Length: 4\r\n\r\nevil",
+    "an answer in chunks": _OK + b"Transfer-Encoding: chunked\r\n\r\n4\r\nevil\r\n0\r\n\r\n",
+    "an answer without end": _OK + b"\r\nevil",
+    "half an answer": _OK,
+    "a letter": b"H",
+    "junk": b"evil",
+    "NUL": b"\0",
+    "an empty line": b"\r\n",
+    "half an empty line": b"\r",
+    "the other half": b"\n",
+    "empty lines and an answer": b"\r\n\r\n" + _OK + b"Content-Length: 4\r\n\r\nevil",
+    "a chunk": b"4\r\nevil\r\n",
+    "a last chunk": b"0\r\n\r\n",
+    "interim answers": b"HTTP/1.1 103 E\r\n\r\n" * 20,
+    "a switch": b"HTTP/1.1 101 S\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\nevil",
+    "the same again": b"",
+}
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["new", "known"])
+@pytest.mark.parametrize("behind", _BEHIND)
+@pytest.mark.parametrize("ended", _ENDED)
+def test_no_byte_behind_the_end_of_an_answer_is_given_out(ended: str, behind: str, known: bool):
+    """Whatever follows an answer in the same read: its own body and no more, and the rest is told as surplus."""
+    raw, body, to_head = _ENDED[ended]
+    more = _BEHIND[behind] or raw
+    heads = AnswerHeads()
+    if known:
+        _read(raw, [], to_head=to_head, heads=heads)
+    assert heads.whole(raw + more) is None
+    for cut in range(0, len(raw), 7):
+        answer = Answer(to_head=to_head, heads=heads)
+        got = answer.feed(raw[:cut], LIMIT) if cut else b""
+        if not answer.complete:  # after HEAD, it is with its head
+            got += answer.feed(raw[cut:] + more, LIMIT)
+            empty = behind in _SKIPPED and (cut or "line ends" in ended or ended == "interim first")
+            empty = empty or (cut and (ended, behind) == ("HEAD with chunks", "a last chunk"))
+            assert answer.surplus or empty
+        assert got == body
+        assert answer.complete
+        assert answer.head is not None
+        assert answer.tunnelled == b""
+        answer.close()
+
+
+@pytest.mark.parametrize("ended", _ENDED)
+@given(cuts=st.lists(st.integers(0, 120), max_size=8))
+def test_an_answer_that_ends_where_it_should_has_no_surplus(ended: str, cuts: list[int]):
+    """However it is cut; an engine connection would be thrown away for nothing."""
+    raw, body, to_head = _ENDED[ended]
+    answer = Answer(to_head=to_head)
+    got, start = b"", 0
+    for end in [*sorted({cut for cut in cuts if 0 < cut < len(raw)}), len(raw)]:
+        got += answer.feed(raw[start:end], LIMIT)
+        start = end
+    assert (got, answer.complete, answer.surplus) == (body, True, False)
+    answer.close()
+
+
+def test_the_head_of_an_interim_answer_is_not_remembered_for_the_real_one():
+    """The two come in two reads; the next answer that begins with that interim head is read on its own."""
+    heads = AnswerHeads()
+    interim, real = b"HTTP/1.1 103 E\r\nA: b\r\n\r\n", _OK + b"Content-Length: 5\r\n\r\n"
+    answer = Answer(to_head=False, heads=heads)
+    answer.feed(interim, LIMIT)
+    answer.interim = ()  # as the front door does once it has passed them on
+    assert answer.feed(real + b"hello", LIMIT) == b"hello"
+    assert heads.whole(interim + b"hello") is None
+
+
+_NONSENSE: dict[str, bytes] = {
+    **{f"status {status}": b"HTTP/1.1 %b X\r\nContent-Length: 0\r\n\r\n" % status.encode() for status in (
+        "000", "001", "099", "104", "150", "199", "600", "999", "0200", "2000", "20", "2", "-200", "+200", "2e2", "",
+    )},
+    **{f"version {version}": b"HTTP/%b 200 X\r\nContent-Length: 0\r\n\r\n" % version.encode() for version in (
+        "0.9", "1.2", "2.0", "3.0", "1", "11",
+    )},
+    "ICY": b"ICY 200 OK\r\nContent-Length: 0\r\n\r\n",
+    "101 to nothing": b"HTTP/1.1 101 S\r\n\r\n",
+    "101 to h2c": b"HTTP/1.1 101 S\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
+    "control in the reason": b"HTTP/1.1 200 a\x01b\r\nContent-Length: 0\r\n\r\n",
+    "NUL in the reason": b"HTTP/1.1 200 a\x00b\r\nContent-Length: 0\r\n\r\n",
+    "folded field": _OK + b"Content-Length: 0\r\nX: a\r\n b\r\n\r\n",
+    "tab folded field": _OK + b"Content-Length: 0\r\nX: a\r\n\tb\r\n\r\n",
+    "folded length": _OK + b"Content-Length:\r\n 0\r\n\r\n",
+    "bare CR in a field": _OK + b"Content-Length: 0\r\nX: a\rY: b\r\n\r\n",
+    "bare CR after a length": _OK + b"Content-Length: 0\rX: a\r\n\r\n",
+    "bare LF": _OK + b"Content-Length: 0\nX: a\r\n\r\n",
+    "bare LF after the status": b"HTTP/1.1 200 OK\nContent-Length: 0\r\n\r\n",
+    "space before a colon": _OK + b"Content-Length : 0\r\n\r\n",
+    "NUL in a value": _OK + b"Content-Length: 0\r\nX: \0\r\n\r\n",
+    "NUL in a name": _OK + b"Content-Length: 0\r\nX\0: a\r\n\r\n",
+    "no name": _OK + b"Content-Length: 0\r\n: a\r\n\r\n",
+    "two lengths": _OK + b"Content-Length: 0\r\nContent-Length: 0\r\n\r\n",
+    "list of lengths": _OK + b"Content-Length: 0, 0\r\n\r\n",
+    "signed length": _OK + b"Content-Length: +0\r\n\r\n",
+    "length beyond numbers": _OK + b"Content-Length: 99999999999999999999\r\n\r\n",
+    "length and chunks": _OK + b"Content-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks twice": _OK + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks and gzip": _OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "chunks in HTTP/1.0": b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "interim in HTTP/1.0": b"HTTP/1.0 103 E\r\n\r\nHTTP/1.1 204 No\r\n\r\n",
+    "interim answers without end": b"HTTP/1.1 103 E\r\n\r\n" * 9 + _OK + b"Content-Length: 0\r\n\r\n",
+    "chunk size ended by LF": _OK + b"Transfer-Encoding: chunked\r\n\r\n0\n\r\n",
+    "chunk size with a space": _OK + b"Transfer-Encoding: chunked\r\n\r\n1 \r\nx\r\n0\r\n\r\n",
+    "chunk size beyond numbers": _OK + b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
+    "chunk longer than said": _OK + b"Transfer-Encoding: chunked\r\n\r\n1\r\nxyz\r\n0\r\n\r\n",
+    "bare CR in a trailer": _OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: a\rb\r\n\r\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pieces", [1, 1000])
+@pytest.mark.parametrize("raw", _NONSENSE.values(), ids=_NONSENSE.keys())
+def test_an_answer_that_two_readers_could_read_differently_is_the_engines_fault(raw: bytes, pieces: int):
+    """It is a BadAnswerError (the client reads 502) before any of it is passed on, whole or byte by byte."""
+    answer = Answer(to_head=False, heads=AnswerHeads())
+    size = max(1, len(raw) // pieces)
+    with pytest.raises(BadAnswerError):
+        _feed_all(answer, [raw[start : start + size] for start in range(0, len(raw), size)])
+    assert not answer.complete
+
+
+def test_interim_answers_that_come_one_by_one_are_counted():
+    """Their number is bounded however they come, and whatever has been passed on of them."""
+    answer = Answer(to_head=False)
+    for _ in range(8):
+        answer.feed(b"HTTP/1.1 102 P\r\n\r\n", LIMIT)
+        answer.interim = ()
+    with pytest.raises(BadAnswerError):
+        answer.feed(b"HTTP/1.1 102 P\r\n\r\n", LIMIT)
+
+
+def test_what_follows_a_switch_is_no_surplus():
+    """It belongs to the websocket."""
+    answer = Answer(to_head=False, heads=AnswerHeads())
+    assert answer.feed(ANSWERS[4], LIMIT) == b""
+    assert (answer.complete, answer.surplus, answer.tunnelled) == (True, False, b"\x81\x02hi")
+
+
 @pytest.mark.parametrize("to_head", [False, True])
 def test_a_known_head_is_not_used_for_an_answer_to_head(to_head: bool):
     """The same bytes mean another length of the body after HEAD."""

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from vllm_supervisor.core.http_semantics import (
     CHUNKED,
+    METHODS,
     BadAnswerError,
     BadRequest,
     Framing,
@@ -16,6 +17,7 @@ from vllm_supervisor.core.http_semantics import (
     plain_answer,
     read_answer,
     read_request,
+    refused_method,
     trailer_lines,
     well_formed,
 )
@@ -57,6 +59,7 @@ def _status(*fields: tuple[bytes, bytes], old: bool = False) -> int:
         ((HOST, (b"Transfer-Encoding", b"\x0bchunked")), 400),
         ((HOST, (b"Expect", b"100-Continue"), (b"Content-Length", b"5")), 200),
         ((HOST, (b"Expect", b"200-ok")), 417),
+        ((HOST, (b"Expect", b"200-ok"), (b"Expect", b"100-continue")), 417),
         ((HOST, *[(b"x-%d" % n, b"") for n in range(300)]), 431),
     ],
 )
@@ -131,12 +134,13 @@ def test_broken_line_is_seen_before_the_head_is_whole():
 
 
 def test_head_for_the_engine():
-    """Hop-by-hop fields and those named in Connection go, exactly one framing field comes, the rest is untouched."""
+    """Hop-by-hop fields go, exactly one framing field comes, the rest is untouched, whatever Connection names."""
     head = _read(
         HOST,
         (b"Keep-Alive", b"5"),
-        (b"Connection", b"keep-alive, X-Hop, Host, content-length"),
-        (b"X-Hop", b"1"),
+        (b"Connection", b"keep-alive, X-Named, Host, content-length"),
+        (b"X-Named", b"1"),
+        (b"HTTP2-Settings", b"AA"),
         (b"X-End", b"2"),
         (b"Upgrade", b"h2c"),
         (b"TE", b"trailers"),
@@ -147,7 +151,7 @@ def test_head_for_the_engine():
     assert isinstance(head, RequestHead)
     assert head.expects_continue
     assert engine_head(head, b"id-1") == (
-        b"POST /x HTTP/1.1\r\nHost: a:1\r\nX-End: 2\r\nX-Request-Id: id-1\r\nContent-Length: 5\r\n\r\n"
+        b"POST /x HTTP/1.1\r\nHost: a:1\r\nX-Named: 1\r\nX-End: 2\r\nX-Request-Id: id-1\r\nContent-Length: 5\r\n\r\n"
     )
     chunked = _read(HOST, (b"Transfer-Encoding", b"chunked"), (b"x-request-id", b"mine"))
     assert isinstance(chunked, RequestHead)
@@ -155,6 +159,63 @@ def test_head_for_the_engine():
     assert engine_head(chunked, b"id-1") == (
         b"POST /x HTTP/1.1\r\nHost: a:1\r\nx-request-id: mine\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
+
+
+@pytest.mark.parametrize(
+    "name", [b"X-Request-Id", b"Host", b"Authorization", b"Cookie", b"Content-Type", b"X-Forwarded-Host", b"Accept"]
+)
+def test_no_field_is_taken_away_by_naming_it(name: bytes):
+    """A request goes on with each field that `Connection` names, unless it is hop-by-hop by itself; so does an answer."""
+    field = (name, b"a")
+    named = (b"Connection", b"close, " + name.lower())
+    head = _read(named, *([field] if name == b"Host" else [HOST, field]))
+    assert isinstance(head, RequestHead)
+    assert b"%b: a\r\n" % name in engine_head(head, b"id-1")
+    answer = read_answer(200, b"", [named, field], old=False, to_head=False)
+    assert b"%b: a\r\n" % name in answer.fields
+
+
+def test_the_first_of_two_request_ids_is_the_one_the_engine_takes():
+    """Starlette's headers give the first of several, so this is what the engine calls the request."""
+    head = _read(HOST, (b"X-Request-Id", b"one"), (b"x-request-id", b"two"))
+    assert isinstance(head, RequestHead)
+    assert head.request_id == b"one"
+
+
+def test_an_old_request_without_host_goes_on_with_one():
+    """HTTP/1.0 may leave the Host out; HTTP/1.1, as which it goes on, may not."""
+    head = _read(old=True)
+    assert isinstance(head, RequestHead)
+    assert engine_head(head, b"i").startswith(b"POST /x HTTP/1.1\r\nHost: localhost\r\n")
+    named = _read((b"host", b""), old=True)
+    assert isinstance(named, RequestHead)
+    assert engine_head(named, b"i").startswith(b"POST /x HTTP/1.1\r\nhost: \r\nX-")
+
+
+@pytest.mark.parametrize(
+    ("start", "served"),
+    [
+        *((method, True) for method in sorted(METHODS)),
+        *((b"\r\n" + method, True) for method in sorted(METHODS)),
+        *((method.lower(), False) for method in sorted(METHODS)),
+        *((method, False) for method in (b"CONNECT", b"TRACE", b"PRI", b"SOURCE", b"GETS", b"G", b"\r\nCONNECT")),
+    ],
+)
+def test_methods_are_a_fixed_list(start: bytes, served: bool):
+    """Any other method is answered with 405 and those that are served, whatever target follows it."""
+    for target in (b"/x", b"a:80", b"*", b"http://a/x"):
+        refusal = refused_method(start + b" " + target + b" HTTP/1.1\r\n\r\n")
+        assert (refusal is None) == served
+        if refusal is not None:
+            assert refusal.status == 405
+            assert refusal.fields == b"Allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS\r\n"
+
+
+@pytest.mark.parametrize("start", [b"", b" GET", b"G@T", b"\x16\x03", b"A" * 33, b"GET\t"])
+def test_what_is_no_method_is_left_to_the_grammar(start: bytes):
+    """405 is for methods; what is none is a broken request line."""
+    assert refused_method(start + b" /x HTTP/1.1\r\n\r\n") is None
+    assert not well_formed(start + b" /x HTTP/1.1\r\n\r\n")
 
 
 @pytest.mark.parametrize(
@@ -216,6 +277,57 @@ def test_answers_that_cannot_be_trusted(fields: list[tuple[bytes, bytes]]):
     """Contradictory framing from the engine is the engine's fault, never guessed at."""
     with pytest.raises(BadAnswerError):
         read_answer(200, b"OK", fields, old=False, to_head=False)
+
+
+def _trusted(status: int, *fields: tuple[bytes, bytes], reason: bytes = b"", old: bool = False) -> bool:
+    try:
+        read_answer(status, reason, list(fields), old=old, to_head=False)
+    except BadAnswerError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("statuses", "known"),
+    [
+        ((100, 102, 103, 200, 204, 299, 304, 404, 418, 499, 503, 599), True),
+        ((0, 1, 20, 99, 104, 110, 150, 199, 600, 999, 1000, 2000), False),
+    ],
+)
+def test_statuses_that_http_knows(statuses: tuple[int, ...], known: bool):
+    """Interim answers are those that are defined; everything else is between 200 and 599."""
+    assert {_trusted(status) for status in statuses} == {known}
+
+
+@pytest.mark.parametrize(
+    ("reason", "trusted"),
+    [(b"", True), (b"Not \tFound", True), (b"\xe4", True), (b"a\x00", False), (b"a\x1bb", False), (b"a\rb", False), (b"\x7f", False)],
+)  # fmt: skip
+def test_reason_phrases_hold_no_control_characters(reason: bytes, trusted: bool):
+    """What the engine says of a status goes to the client as it is, so it must fit a status line."""
+    assert _trusted(200, reason=reason) == trusted
+
+
+@pytest.mark.parametrize(
+    ("fields", "trusted"),
+    [
+        (((b"Connection", b"Upgrade"), (b"Upgrade", b"WebSocket")), True),
+        (((b"Connection", b"Upgrade"),), False),
+        (((b"Upgrade", b"websocket"),), False),
+        (((b"Connection", b"Upgrade"), (b"Upgrade", b"h2c")), False),
+        ((), False),
+    ],
+)
+def test_101_switches_to_a_websocket_or_is_none(fields: tuple[tuple[bytes, bytes], ...], trusted: bool):
+    """Nothing else was asked for."""
+    assert _trusted(101, *fields) == trusted
+
+
+def test_old_answers_have_neither_chunks_nor_interim_ones():
+    """HTTP/1.0 knows neither."""
+    assert _trusted(200, old=True)
+    assert not _trusted(200, (b"Transfer-Encoding", b"chunked"), old=True)
+    assert not _trusted(103, old=True)
 
 
 def test_event_streams_are_marked_for_proxies_unless_they_say_so_themselves():

@@ -205,6 +205,12 @@ class Door:
         self.clients.append(client)
         return client
 
+    @property
+    def admitted(self) -> set[str]:
+        """The ids of all requests that were let through to the engine."""
+        ledgered = {f"led-{number + 1}" for number in range(self.gate.counts.accepted)}
+        return ledgered | {f"pass-{number + 1}" for number in range(self.gate._passed)}
+
     async def idle(self) -> None:
         """Wait until every exchange has ended."""
         while self.gate.in_flight:
@@ -227,8 +233,12 @@ async def open_door(
     up: bool = True,
     tls: Callable[[], ssl.SSLContext] | None = None,
     more_listeners: Sequence[socket.socket] = (),
+    engine_at: str | None = None,
 ) -> AsyncIterator[Door]:
-    """Open a front door before an engine that follows `script`; admission is open and the engine up if `up`."""
+    """Open a front door before an engine that follows `script`; admission is open and the engine up if `up`.
+
+    `engine_at` is the socket of another engine, which runs by itself.
+    """
     numbers = itertools.count(1)
     gate = Gate(limit=limit, new_id=lambda: f"led-{next(numbers)}")
     journal = FakeJournal()
@@ -254,7 +264,7 @@ async def open_door(
             async with trio.open_nursery() as nursery:
                 await nursery.start(engine.serve)
                 if up:
-                    upstreams.point_at(UnixAddress(engine.path), keep_alive)
+                    upstreams.point_at(UnixAddress(engine_at or engine.path), keep_alive)
                     gate.reopen(ClosedReason.STARTING)
                 server = trio.CancelScope()
 

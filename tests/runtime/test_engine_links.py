@@ -19,8 +19,12 @@ class Rig:
         self.upstreams = Upstreams()
         self.upstreams.point_at(UnixAddress("/nowhere"), 10.0)
         self.pump = Pump(now=lambda: self.now, on_fault=lambda fault: pytest.fail(str(fault)))
-        self.links = EngineLinks(self.pump, self.upstreams, lambda: self.now)
+        self.unsolicited = 0
+        self.links = EngineLinks(self.pump, self.upstreams, lambda: self.now, self._unsolicited)
         self.peers: list[socket.socket] = []
+
+    def _unsolicited(self) -> None:
+        self.unsolicited += 1
 
     def link(self) -> EngineLink:
         """Make a connection whose other end is in `peers`."""
@@ -29,6 +33,7 @@ class Rig:
         self.peers.append(theirs)
         link = EngineLink(self.pump, ours, patient=True)
         link.generation = self.upstreams.generation
+        link.pool = self.links
         return link
 
 
@@ -77,3 +82,16 @@ def test_one_of_an_earlier_address_is_never_kept(rig: Rig):
     rig.links.give_back(late)
     assert late.closed
     assert rig.links.idle() is None
+
+
+@pytest.mark.parametrize(
+    ("what", "told"), [(b"HTTP/1.1 408 Request Timeout\r\n", 1), (b"\r\n", 1), (True, 0), (False, 0)]
+)
+def test_bytes_on_an_idle_one_drop_it_and_are_told(rig: Rig, what: bytes | bool, told: int):
+    """Bytes that belong to no answer end the connection and are counted; its end is nothing to tell."""
+    link = rig.link()
+    rig.links.give_back(link)
+    (link.on_bytes if isinstance(what, bytes) else link.on_gone)(what)
+    assert link.closed
+    assert rig.links.idle() is None
+    assert rig.unsolicited == told

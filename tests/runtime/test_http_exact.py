@@ -4,6 +4,7 @@ import json
 
 import pytest
 import trio
+import trio.testing
 
 from fakes.door import Client, in_trio, open_door
 from fakes.raw_engine import LAST_CHUNK, STREAM_HEAD, Call, chunk, event, ok, token
@@ -236,6 +237,75 @@ async def test_bytes_beyond_an_answer_never_reach_a_client(surplus: bytes):
         assert door.engine.calls == 2
 
 
+_EVIL = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil"
+
+
+@pytest.mark.parametrize("pause", [False, True], ids=["one read", "two reads"])
+@pytest.mark.parametrize(
+    ("method", "first", "rest"),
+    [
+        (b"POST", b"HTTP/1.1 200 OK\r\nX-New: 1\r\nContent-Length: 2\r\n\r\nab", b"ab"),
+        (b"POST", STREAM_HEAD + event(b"{}") + LAST_CHUNK, event(b"{}") + LAST_CHUNK),
+        (b"POST", STREAM_HEAD + chunk(b"ab") + b"0\r\nA: b\r\n\r\n", chunk(b"ab") + b"0\r\nA: b\r\n\r\n"),
+        (b"POST", b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+        (b"POST", b"HTTP/1.1 204 No Content\r\nContent-Length: 45\r\n\r\n", b""),
+        (b"GET", b"HTTP/1.1 304 Not Modified\r\nContent-Length: 45\r\n\r\n", b""),
+        (b"HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 45\r\n\r\n", b""),
+    ],
+    ids=["length", "stream", "trailer", "204", "204 with length", "304", "HEAD"],
+)
+@in_trio
+async def test_the_rest_of_a_read_with_an_answer_is_dropped_and_logged(
+    method: bytes, first: bytes, rest: bytes, pause: bool
+):
+    """The client reads what was declared and then its next answer; the connection is not reused, one line tells it."""
+
+    async def script(call: Call) -> None:
+        if door.engine.calls == 3:
+            await call.request()
+            await call.send(ok(b"mine"))
+            await call.gone()
+        await call.request()
+        if pause:
+            await call.send(first[:20])
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        await call.send(first[20 * pause :] + _EVIL)
+        await call.gone()
+
+    async with open_door(script) as door:
+        client = await door.client()
+        for _ in range(2):
+            await client.send(method + b" /x HTTP/1.1\r\nHost: a\r\n\r\n")
+            await client.until(b"\r\n\r\n")
+            assert await client.exactly(len(rest)) == rest
+        await client.post(b"/x")
+        assert (await client.answer())[1] == b"mine"
+        assert door.engine.calls == 3
+        lines = [entry for entry in door.log if entry["log_level"] == "warning"]
+        assert [sorted(entry) for entry in lines] == [["event", "log_level", "times"]]
+        assert lines[0]["event"].startswith("the engine sent bytes behind the end of an answer")
+
+
+@pytest.mark.parametrize("status", [b"000", b"099", b"199", b"600", b"0200", b"2000", b"101"])
+@in_trio
+async def test_a_status_that_http_does_not_know_is_the_engines_failure(status: bytes):
+    """The client reads 502, and the request has failed."""
+
+    async def script(call: Call) -> None:
+        await call.request()
+        await call.send(b"HTTP/1.1 %b X\r\nContent-Length: 2\r\n\r\nno" % status)
+        await call.gone()
+
+    async with open_door(script) as door:
+        client = await door.client()
+        await client.post(b"/v1/completions")
+        head, body = await client.answer()
+        assert head.startswith(b"HTTP/1.1 502 ")
+        assert b"engine_failed" in body
+        await door.idle()
+        assert door.journal.story[0][:3] == ("failed", "engine_failed", "engine")
+
+
 def whole(number: int, kind: str, body: bytes) -> bytes:
     """Build an answer whose head was seen before, or never, or one that comes in chunks."""
     if kind == "known":
@@ -428,7 +498,7 @@ async def test_tunnel_ends_with_its_client_or_with_the_drain(how: str):
 
 @in_trio
 async def test_refused_upgrade_is_an_ordinary_answer():
-    """An engine that answers an upgrade with a status passes like any other."""
+    """An engine that answers an upgrade with a status passes like any other; its connection is not used again."""
 
     async def script(call: Call) -> None:
         await call.head()
@@ -441,6 +511,9 @@ async def test_refused_upgrade_is_an_ordinary_answer():
         assert (await client.answer())[1] == b"no"
         await client.get(b"/livez")
         assert (await client.answer())[0].startswith(b"HTTP/1.1 200")
+        await client.get(b"/x")  # the engine's connection may be another protocol's by now
+        assert (await client.answer())[1] == b"no"
+        assert door.engine.calls == 2
 
 
 @in_trio

@@ -104,7 +104,7 @@ def test_tcp_tells_what_its_peer_has_not_read(read: bool):
         upstreams = Upstreams()
         upstreams.point_at(TcpAddress("127.0.0.1", port), 5.0)
         ends: list[bool] = []
-        link = await EngineLinks(pump, upstreams, lambda: 0.0).connect()
+        link = await EngineLinks(pump, upstreams, lambda: 0.0, lambda: None).connect()
         link.on_gone = ends.append
         theirs, _ = listener.accept()
         if read:

@@ -3,6 +3,7 @@
 Rules:
 * A request head comes here whole and already checked against the strict grammar; the body is not parsed here.
 * An answer is fed as it comes, and gives back at once what was of its body: nothing of a stream is kept here.
+* The parser is stopped where the answer ends: no byte behind that is parsed, let alone given out (`surplus`).
 * A parser and its events hold each other; `close` breaks the ring so that no garbage waits for the collector.
 * Heads repeat. One that is byte for byte a head that was parsed before, but for the number in its one Content-Length,
   means the same but for that number, so it is not parsed again.
@@ -25,13 +26,20 @@ from vllm_supervisor.core.http_semantics import (
     plain_answer,
     read_answer,
     read_request,
+    refused_method,
     well_formed,
 )
 
+_VERSIONS = frozenset({"1.0", "1.1"})
 _MAX_INTERIM = 8  # 1xx answers before the real one
 _REMEMBERED = 512  # heads
 _REMEMBERED_BYTES = 2048  # of a head; a larger one is not kept
 _END_OF_HEAD = b"\r\n\r\n"
+_EMPTY_LINES = (
+    b"\r\n\r\n\r\n",
+    b"\r\n\r\n\n",
+    b"\r\n\r\n\r",
+)  # ends of what is more than an end of a head or of chunks
 
 Head = TypeVar("Head", RequestHead, AnswerHead)
 
@@ -93,6 +101,9 @@ class RequestHeads:
                 return head
             if length <= self._max_body:
                 return head.with_length(length)
+        refused = refused_method(raw)
+        if refused is not None:
+            return refused
         if not well_formed(raw):
             return BadRequest(400, "the request head is not valid HTTP/1.1")
         read = parse_request(raw, max_body=self._max_body)
@@ -138,11 +149,12 @@ class Answer:
     interim: tuple[AnswerHead, ...] = ()
     trailers: Sequence[tuple[bytes, bytes]] = ()
     complete = False
-    surplus = False  # bytes came after the end
+    surplus = False  # bytes came after the end, or of a body that this answer cannot have
     tunnelled = b""  # bytes behind a 101
     _opening = b""  # what may be the raw head, if it came in one piece
     _reason = b""
     _quiet = 0  # bytes read since the last one of a body
+    _interims = 0  # 1xx answers so far
     _parser: Any = None
     _fields: Fields
     _pieces: list[bytes]
@@ -150,14 +162,15 @@ class Answer:
     def __init__(self, *, to_head: bool, heads: AnswerHeads | None = None) -> None:
         """`to_head`: the request was HEAD, so whatever the fields say there is no body. `heads` are those known."""
         self._to_head = to_head
+        self._bodiless = to_head
         self._heads = None if to_head else heads
 
     # -- events of the parser ----------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Note a message; a second one behind a complete answer is unasked for."""
+        """Stop the parser at a second message, which nobody asked for, before it reads anything of it."""
         if self.complete:
-            self.surplus = True
+            raise BadAnswerError("bytes after the end of an answer")
 
     def on_status(self, reason: bytes) -> None:
         """Keep the reason phrase, which may come in parts."""
@@ -169,20 +182,28 @@ class Answer:
 
     def on_headers_complete(self) -> None:
         """Decide what the head means."""
-        if self.complete:
-            return
         parser = self._parser
-        old = parser.get_http_version() == "1.0"
-        head = read_answer(parser.get_status_code(), self._reason, self._fields, old=old, to_head=self._to_head)
+        version = parser.get_http_version()
+        if version not in _VERSIONS:
+            raise BadAnswerError(f"HTTP {version}")
+        head = read_answer(
+            parser.get_status_code(), self._reason, self._fields, old=version == "1.0", to_head=self._to_head
+        )
         self._fields = []
         self._reason = b""
         if head.status < 200 and not head.switches:
+            self._opening = b""  # is not the head of this answer
+            self._interims += 1
+            if self._interims > _MAX_INTERIM:
+                raise BadAnswerError("interim answers without end")
             self.interim = (*self.interim, head)
             return
         self.head = head
         if self._to_head or head.switches:
             self.complete = True
-        elif self._opening and self._heads is not None and not self.interim:
+        elif head.framing is Framing.NONE:
+            self._bodiless = True
+        elif self._opening and self._heads is not None:
             self._heads.keep(self._opening, head)
 
     def on_message_complete(self) -> None:
@@ -205,27 +226,42 @@ class Answer:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self.tunnelled = data[upgrade.args[0] :]
-        except httptools.HttpParserCallbackError as error:
-            raise BadAnswerError(str(error.__context__)) from error
         except httptools.HttpParserError as error:
             if not self.complete:
-                raise BadAnswerError(str(error)) from error
+                raise BadAnswerError(str(error.__context__ or error)) from error
             self.surplus = True
         pieces = self._pieces
         if not pieces:
             if not self.complete:
                 # Inside a head, an extension or a trailer section, which the parser would collect without end.
                 self._quiet += len(data)
-                if self._quiet > max_head or len(self.interim) > _MAX_INTERIM:
+                if self._quiet > max_head:
                     raise BadAnswerError("a head or trailer section without end")
+            elif not self.tunnelled and self._followed(data, b""):
+                self.surplus = True
             return b""
         self._quiet = 0
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
-        if self._to_head:
+        if self._bodiless:
             self.surplus = True
             return b""
+        if self.complete and self._followed(data, body):
+            self.surplus = True
         return body
+
+    def _followed(self, data: bytes, body: bytes) -> bool:
+        """Say whether something follows the end of the answer in `data` that the parser has passed over in silence.
+
+        That can only be empty lines, or chunks without content after HEAD. One that is overlooked does no harm: what was
+        read with an answer is dropped with it.
+        """
+        framing = self.head.framing if self.head is not None else Framing.NONE
+        if framing is Framing.LENGTH and body:
+            return not data.endswith(body)
+        if framing is not Framing.CHUNKED and self._opening:  # it ends with its head, which came at once
+            return len(data) > len(self._opening)
+        return data.endswith(_EMPTY_LINES)
 
     def _begin(self, data: bytes) -> Any:
         end = data.find(_END_OF_HEAD) + len(_END_OF_HEAD)

@@ -2,8 +2,15 @@
 
 Rules:
 * A request whose framing two servers could read differently is a refusal, never forwarded (RFC 9112, 6.3 and 11.2).
-* The heads sent on are built anew: hop-by-hop fields are dropped (RFC 9110, 7.6.1), exactly one framing field is sent,
-  every other field keeps its spelling, value and place.
+* Methods are a fixed list. Of any other token nobody here knows how the engine's parsers end its message: llhttp ends a
+  CONNECT with its head, whatever length it announces, and reads the body as the next request.
+* An upgrade is asked for only by a GET of a websocket without body; any other `Upgrade` field is dropped, as RFC 9110,
+  7.8 allows, since llhttp takes what follows such a request for another protocol.
+* The heads sent on are built anew: the hop-by-hop fields are dropped (RFC 9110, 7.6.1), exactly one framing field is
+  sent, and always one Host; every other field keeps its spelling, value and place.
+* Hop-by-hop is what RFC 9110 and 9113 define so, and nothing that only `Connection` names. Removing what a client
+  names lets it take away what a proxy before us has added (X-Forwarded-For, a user's identity) or what we rely on
+  (X-Request-Id), and the engine itself, asked directly, would have read every one of these fields.
 * A raw request head is checked against one strict grammar before the parser sees it; both must accept it. The grammar
   knows no bare LF, no folding, no control characters and no target but the origin form.
 """
@@ -37,11 +44,12 @@ _PLAIN_LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ?([1-9][0-9]{0,17})\r\n"
 # A line end without CR, or a CR without LF, can already be refused before the head is complete.
 _BROKEN_LINE = re.compile(rb"(?<!\r)\n|\r(?![\n])(?!\Z)")
 
+# What vLLM and our own paths serve. Every method here has a body exactly if its framing says so, in llhttp and in h11.
+METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
+_METHOD = re.compile(rb"(?:\r\n)?(" + _TOKEN + rb"{1,32}+) ")
+_ALLOW = b"Allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS\r\n"
+
 _HOST = re.compile(rb"[0-9A-Za-z.\-_~%!$&'()*+,;=\[\]:]*")
-
-# Connection options may not take these away (RFC 9110, 7.6.1 forbids naming them).
-_PROTECTED = frozenset({b"host", b"content-length", b"content-type", b"authorization"})
-
 
 REPEATABLE = frozenset({b"GET", b"HEAD", b"OPTIONS"})  # asking twice is asking once (RFC 9110, 9.2.1)
 
@@ -50,6 +58,7 @@ _HOP_BY_HOP = frozenset(
     {
         b"connection",
         b"content-length",
+        b"http2-settings",
         b"keep-alive",
         b"proxy-authenticate",
         b"proxy-authorization",
@@ -62,15 +71,17 @@ _HOP_BY_HOP = frozenset(
 )
 _NOTED_IN_REQUESTS = _HOP_BY_HOP | forwarding.NOTED | {b"host", b"expect", b"x-request-id"}
 _NOTED_IN_ANSWERS = _HOP_BY_HOP | {b"content-type", b"x-accel-buffering"}
-_USUAL_OPTIONS = frozenset({b"", b"close", b"keep-alive", b"upgrade"})
+_INTERIM = frozenset({100, 101, 102, 103})  # the others are not known to have no body
+_REASON = re.compile(rb"[\t -~\x80-\xff]*")
 
 
 @dataclass(frozen=True, slots=True)
 class BadRequest:
-    """A request head that is refused: HTTP status and one sentence for a person."""
+    """A request head that is refused: HTTP status, one sentence for a person, and further header lines."""
 
     status: int
     message: str
+    fields: bytes = b""
 
 
 class RequestHead(NamedTuple):
@@ -147,6 +158,14 @@ def well_formed(head: bytes) -> bool:
     return _REQUEST_HEAD.fullmatch(head) is not None
 
 
+def refused_method(head: bytes) -> BadRequest | None:
+    """Return the refusal of a raw request head whose method is none of ours, or None."""
+    method = _METHOD.match(head)
+    if method is None or method[1] in METHODS:
+        return None
+    return BadRequest(405, "this method is not served", _ALLOW)
+
+
 def head_shape(head: bytes) -> tuple[Shape, bytes]:
     """Return what stands before and behind the digits of the first plain Content-Length of a raw head, and the digits.
 
@@ -174,7 +193,7 @@ def read_request(method: bytes, target: bytes, fields: Fields, *, old: bool, max
     lengths: list[bytes] = []
     encodings: list[bytes] = []
     hosts = 0
-    expectation: bytes | None = None
+    expects = False
     upgrade = b""
     request_id: bytes | None = None
     chain: bytes | None = None
@@ -194,12 +213,15 @@ def read_request(method: bytes, target: bytes, fields: Fields, *, old: bool, max
         elif name == b"connection":
             options.update(option.strip().lower() for option in value.split(b","))
         elif name == b"x-request-id":
-            request_id = value
+            if request_id is None:  # the engine takes the first, too
+                request_id = value
             kept.append(field)
         elif name == b"transfer-encoding":
             encodings.append(value)
         elif name == b"expect":
-            expectation = value.lower()
+            if value.lower() != b"100-continue":
+                return BadRequest(417, "only 100-continue can be expected")
+            expects = True
         elif name == b"upgrade":
             upgrade = value
         elif name == forwarding.FOR:
@@ -213,14 +235,12 @@ def read_request(method: bytes, target: bytes, fields: Fields, *, old: bool, max
         return length
     if length > max_body:
         return BadRequest(413, f"the body is larger than {max_body} bytes")
-    if expectation is not None and expectation != b"100-continue":
-        return BadRequest(417, "only 100-continue can be expected")
     wants_websocket = (
         not old and length == 0 and method == b"GET" and b"upgrade" in options and upgrade.lower() == b"websocket"
     )
-    if options and (named := options - _USUAL_OPTIONS):
-        kept = _without(kept, named)
     lines = _lines(kept)
+    if not hosts:
+        lines = _NO_HOST + lines
     if wants_websocket:
         lines += b"Connection: upgrade\r\nUpgrade: " + upgrade + b"\r\n"
     return RequestHead(
@@ -230,7 +250,7 @@ def read_request(method: bytes, target: bytes, fields: Fields, *, old: bool, max
         length,
         keep_alive=not old and b"close" not in options,
         upgrade=wants_websocket,
-        expects_continue=expectation is not None and not old and length != 0,
+        expects_continue=expects and not old and length != 0,
         request_id=request_id,
         fields=lines,
         forwarded=None if chain is None and proto is None else (chain, proto),
@@ -270,7 +290,7 @@ def engine_head(head: RequestHead, request_id: bytes, client: bytes = b"") -> by
 
 
 # Without these the engine gives its whole page, as it is, or an error.
-_NOT_FOR_A_PAGE = (b"accept-encoding:", b"if-", b"range:")
+_NOT_FOR_A_PAGE = (b"accept-encoding:", b"if-", b"range:", b"connection:", b"upgrade:")
 
 
 def page_head(head: RequestHead, client: bytes) -> bytes:
@@ -282,6 +302,8 @@ def page_head(head: RequestHead, client: bytes) -> bytes:
 
 
 _BODY_METHODS = frozenset({b"POST", b"PUT", b"PATCH"})
+# An HTTP/1.0 request needs no Host, but goes on as HTTP/1.1, and h11 refuses that without one. The name is no client's.
+_NO_HOST = b"Host: localhost\r\n"
 
 
 def read_answer(status: int, reason: bytes, fields: Fields, *, old: bool, to_head: bool) -> AnswerHead:
@@ -289,6 +311,9 @@ def read_answer(status: int, reason: bytes, fields: Fields, *, old: bool, to_hea
 
     Raises BadAnswerError when its framing cannot be trusted.
     """
+    known = 200 <= status < 600 or (status in _INTERIM and not old)
+    if not known or _REASON.fullmatch(reason) is None:
+        raise BadAnswerError("a status line that HTTP does not know")
     kept: Fields = []
     options: set[bytes] = set()
     length: bytes | None = None
@@ -319,10 +344,12 @@ def read_answer(status: int, reason: bytes, fields: Fields, *, old: bool, to_hea
             kept.append(field)
         elif name == b"upgrade":
             upgrade = value
-    if options and (named := options - _USUAL_OPTIONS):
-        kept = _without(kept, named)
     if length is not None and encoding is not None:
         raise BadAnswerError("both Content-Length and Transfer-Encoding")
+    if encoding is not None and old:
+        raise BadAnswerError("chunks in HTTP/1.0")
+    if status == 101 and (upgrade.lower() != b"websocket" or b"upgrade" not in options):
+        raise BadAnswerError("101 without a switch to a websocket")
     if status < 200 or status == 204:
         framing, length = Framing.NONE, None
     elif to_head or status == 304:
@@ -368,8 +395,3 @@ def trailer_lines(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 def _lines(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
     return b"".join([b"%b: %b\r\n" % field for field in fields])
-
-
-def _without(fields: Fields, names: set[bytes]) -> Fields:
-    gone = names - _PROTECTED
-    return [field for field in fields if field[0].lower() not in gone]

@@ -269,7 +269,7 @@ class Connection:
         return replies.refusal(429, SATURATED, rejection.message, fields=fields, head_only=head.method == b"HEAD")
 
     def _refuse(self, bad: BadRequest, *, fields: bytes = b"") -> None:
-        self._link.write(replies.refusal(bad.status, "bad_request", bad.message, fields=fields))
+        self._link.write(replies.refusal(bad.status, "bad_request", bad.message, fields=bad.fields + fields))
         self._leave(linger=True)
 
     # -- the end -----------------------------------------------------------------------------------------------

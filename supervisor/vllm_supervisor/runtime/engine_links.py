@@ -35,16 +35,21 @@ class EngineLink(Link):
         """
         return self.deaf or self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.EPIPE
 
-    def unasked(self, _what: bytes | bool) -> None:
+    def unasked(self, what: bytes | bool) -> None:
         """Take note, while idle, of bytes nobody asked for, or of the end."""
+        if isinstance(what, bytes):
+            self.pool.unsolicited()
         self.pool.drop(self)
 
 
 class EngineLinks:
     """The pool. One event loop owns it."""
 
-    def __init__(self, pump: Pump, upstreams: Upstreams, now: Callable[[], float]) -> None:
-        """Follow the address of `upstreams`."""
+    def __init__(
+        self, pump: Pump, upstreams: Upstreams, now: Callable[[], float], unsolicited: Callable[[], None]
+    ) -> None:
+        """Follow the address of `upstreams`; `unsolicited` is called for bytes that belong to no answer."""
+        self.unsolicited = unsolicited
         self._pump = pump
         self._upstreams = upstreams
         self._now = now

@@ -38,6 +38,7 @@ _HEALTH_RESERVE = 64  # connections beyond the limit, for health paths
 _ACCEPT_BATCH = 64
 _OUT_OF_DESCRIPTORS_PAUSE = 0.1
 _SWEEP_MIN, _SWEEP_MAX = 0.02, 1.0
+_UNSOLICITED_LOG_INTERVAL = 60.0
 
 
 class FrontDoor:
@@ -64,10 +65,12 @@ class FrontDoor:
         self._closing = False
         self._probe_hint_given = False
         self._limits_logged: dict[str, float] = {}
+        self._unsolicited_times = 0
+        self._unsolicited_logged_at: float | None = None
         self._pump = Pump(now=now, on_fault=self._fault, begin_turn=journal.begin_turn, end_turn=journal.end_turn)
         self._now = now
         self._connections: set[Connection] = set()
-        self._links = EngineLinks(self._pump, engine, now)
+        self._links = EngineLinks(self._pump, engine, now, self._unsolicited)
         self._changed = trio.lowlevel.ParkingLot()
         gate.on_open(self._admission_changed)
         gate.on_close(self._admission_changed)
@@ -198,6 +201,18 @@ class FrontDoor:
         if now - self._limits_logged.get(key, -LIMIT_LOGGED_EVERY) >= LIMIT_LOGGED_EVERY:
             self._limits_logged[key] = now
             self._log.warning(f"refused a client: {key} = {limit} is reached; raise it if the engine can take more")
+
+    def _unsolicited(self) -> None:
+        """Log, once in a while, that the engine sent bytes which belong to no answer."""
+        self._unsolicited_times += 1
+        now, before = self._now(), self._unsolicited_logged_at
+        if before is None or now - before >= _UNSOLICITED_LOG_INTERVAL:
+            self._unsolicited_logged_at = now
+            self._log.warning(
+                "the engine sent bytes behind the end of an answer: they were dropped and its connection closed; "
+                "if it goes on, look for a broken middleware in the engine",
+                times=self._unsolicited_times,
+            )
 
     def _probed(self, head: RequestHead) -> None:
         """Tell once what a liveness probe on /health does to a server that is merely starting."""

@@ -243,8 +243,11 @@ class Relay(RequestHalf):
             self._break_off(ending)
         if engine is not None:
             head = self._answer_head
+            if self._surplus:
+                self._desk.links.unsolicited()
             clean = ending is Ending.ANSWERED and self.upload.complete and not self._surplus
-            if clean and head is not None and head.keep_alive and not head.switches:
+            # One that was asked to become a websocket, and has said no, may be in the hands of another parser by now.
+            if clean and head is not None and head.keep_alive and not self.head.upgrade:
                 self._desk.links.give_back(engine)
             else:
                 engine.close()
