@@ -2,11 +2,13 @@
 
 import json
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_supervisor.core import completion
 from vllm_supervisor.core.completion import MAX_WHOLE, Judgement, judge_for
 from vllm_supervisor.core.event_lines import MAX_LINE
 from vllm_supervisor.core.words import RequestClass
@@ -134,6 +136,83 @@ def test_streams(cls: RequestClass, choices: int | None, body: bytes, expected: 
     """Each kind of stream completes exactly by its own rule, in pieces of any size."""
     judged = _judge(cls, body, stream=True, choices=choices, size=size)
     assert (judged.outcome, judged.why, judged.marker) == expected
+
+
+SPELLINGS: list[Callable[[bytes], bytes]] = [
+    lambda line: line,
+    lambda line: line.replace(b'":', b'": '),
+    lambda line: line.replace(b'":', b'": ').replace(b',"', b', "'),
+    lambda line: line.replace(b'":', b'" :'),
+    lambda line: line.replace(b'":', b'" : '),
+    lambda line: line.replace(b'":', b'":  '),
+    lambda line: line.replace(b'":', b'":\t'),
+    lambda line: line.replace(b'_reason":', b'_reason": '),
+    lambda line: line.replace(b'index":', b'index" :'),
+]
+EVENTS = [
+    _choice(),
+    _choice(1),
+    _choice(finish="stop"),
+    _choice(1, "stop"),
+    _choice(finish="abort"),
+    _choice(10),
+    _choice(delta={"content": "finish_reason"}),
+    _choice(delta={"content": '"finish_reason":null "finish_reason": null'}),
+    _choice(delta={"content": "index"}),
+    TOOL,
+    QUOTED,
+    USAGE,
+    ERROR,
+    DONE,
+]
+
+
+class _Slow:
+    """The same judgement with every line read by the parser."""
+
+    def __init__(self, choices: int | None) -> None:
+        self.judge = judge_for(CHAT, 200, event_stream=True, choices=choices)
+        self.judge.usual = lambda _events: False  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("choices", [None, 1, 2])
+@given(
+    st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, len(SPELLINGS) - 1)), max_size=8),
+    st.integers(1, 400),
+)
+def test_the_fast_judgement_is_the_parsers(choices: int | None, events: list[tuple[bytes, int]], step: int):
+    """In every spelling of the keys, mixed and cut anywhere, it says what the parser says."""
+    body = b"".join(SPELLINGS[spelling](event) for event, spelling in events)
+    fast, slow = judge_for(CHAT, 200, event_stream=True, choices=choices), _Slow(choices).judge
+    for at in range(0, len(body), step):
+        fast.feed(body[at : at + step])
+        slow.feed(body[at : at + step])
+    assert fast.judge() == slow.judge()
+
+
+@pytest.mark.parametrize("spell", SPELLINGS)
+@pytest.mark.parametrize("finish", ["stop", "abort", None])
+def test_a_spelling_cut_at_every_byte(spell: Callable[[bytes], bytes], finish: str | None):
+    """Two pieces, cut anywhere, are judged as the whole is."""
+    body = spell(_choice()) + spell(_choice(finish=finish)) + DONE
+    expected = {"stop": ("completed", ""), "abort": ("failed", "abort"), None: ("failed", "no_finish_reason")}[finish]
+    for cut in range(len(body) + 1):
+        judge = judge_for(CHAT, 200, event_stream=True)
+        judge.feed(body[:cut])
+        judge.feed(body[cut:])
+        assert (judge.judge().outcome, judge.judge().why) == expected
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_tokens_are_judged_without_the_parser(separators: tuple[str, str], monkeypatch: pytest.MonkeyPatch):
+    """In both usual spellings a token of choice 0 costs no parsing."""
+    monkeypatch.setattr(completion, "_parsed", lambda _payload: pytest.fail("parsed"))
+    event = {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": None}]}
+    line = b"data: " + json.dumps(event, separators=separators).encode() + b"\n\n"
+    for choices in (None, 1):
+        judge = judge_for(CHAT, 200, event_stream=True, choices=choices)
+        judge.feed(line)
+        judge.feed(line * 50)
 
 
 WHOLE = [

@@ -121,16 +121,19 @@ class _ChoiceStream(EventLines):
         """Whether these are tokens of choice 0: no end, no error, no other index. Many events at once are judged as one.
 
         The test holds for many exactly when it holds for each of them. (`in` would first try to read the needle as a
-        number, and a byte that is rare in lower-case JSON is found faster than a word.)
+        number, and a byte that is rare in lower-case JSON is found faster than a word.) A key is counted without its
+        colon, and must be spelled in one of the two usual ways throughout, with a space behind the colon or without; any
+        other way is left to the parser.
         """
         find, count = events.find, events.count
+        reasons, indices = count(b'"finish_reason"'), 0 if self._asked == 1 else count(b'"index"')
         if (
-            count(b'"finish_reason":') == count(b'"finish_reason":null')
+            (reasons == count(b'"finish_reason":null') or reasons == count(b'"finish_reason": null'))
             and find(b'error"') < 0
             and (find(b"D") < 0 or find(b"[DONE]") < 0)
-            and (self._asked == 1 or count(b'"index":') == count(b'"index":0'))
+            and (not indices or indices == count(b'"index":0') or indices == count(b'"index": 0'))
         ):
-            if 0 not in self._seen and find(b'"index":0') >= 0:
+            if 0 not in self._seen and (find(b'"index":0') >= 0 or find(b'"index": 0') >= 0):
                 self._seen.add(0)
             return True
         return False
