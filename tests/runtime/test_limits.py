@@ -4,6 +4,7 @@ import json
 
 import pytest
 import trio
+import trio.testing
 
 from fakes.door import Client, in_trio, open_door
 from fakes.raw_engine import STREAM_HEAD, Call, chunk, ok, token
@@ -42,16 +43,125 @@ async def test_idle_connection_is_closed_without_a_word():
         assert await used.to_end() == b""
 
 
+HALF_A_BODY = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 50\r\n\r\nhalf"
+TOO_SLOW = [
+    pytest.param(FrontDoorSettings(body_timeout=SHORT), id="pause"),
+    pytest.param(FrontDoorSettings(body_deadline=SHORT), id="rate"),
+]
+
+
+@pytest.mark.parametrize("settings", TOO_SLOW)
 @in_trio
-async def test_slow_body_ends_its_request():
-    """A body that stops coming: 408, the engine's connection closed, the place given back."""
-    async with open_door(_hang, settings=FrontDoorSettings(body_timeout=SHORT)) as door:
+async def test_slow_body_is_turned_away(settings: FrontDoorSettings):
+    """A body that stops coming, or trickles: 408; it was never admitted, and the engine saw nothing of it."""
+    async with open_door(_hang, settings=settings) as door:
         client = await door.client()
-        await client.send(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 50\r\n\r\nhalf")
+        await client.send(HALF_A_BODY)
+
+        async def trickle() -> None:
+            while settings.body_deadline == SHORT:
+                await client.send(b"x")
+                await trio.sleep(SHORT / 10)
+
+        door.nursery.start_soon(trickle)
+        head, _ = await client.answer()
+        assert head.startswith(b"HTTP/1.1 408 ")
+        assert door.journal.rejections == [("completions", "body_too_slow")]
+        assert not door.journal.story
+        assert not door.engine.calls
+
+
+@pytest.mark.parametrize("settings", TOO_SLOW)
+@in_trio
+async def test_slow_body_ends_its_request(settings: FrontDoorSettings):
+    """A large body that begins well and then stops: 408, the engine's connection closed, the place given back."""
+    async with open_door(_hang, settings=settings) as door:
+        client = await door.client()
+        await client.send(
+            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 500000\r\n\r\n" + b"x" * 100_000
+        )
+        await door.engine.seen()
         head, _ = await client.answer()
         assert head.startswith(b"HTTP/1.1 408 ")
         await door.idle()
         assert door.journal.story == [("cancelled", "body_too_slow", "supervisor", "running", "connection_closed")]
+
+
+@in_trio
+async def test_body_that_has_not_come_holds_no_place():
+    """With a limit of one, a slow body keeps nobody out and no drain waiting; it takes its place once it is whole."""
+    async with open_door(limit=1) as door:
+        slow, other = await door.client(), await door.client()
+        await slow.send(HALF_A_BODY)
+        for _ in range(3):
+            await other.post(b"/v1/completions")
+            assert (await other.answer())[0].startswith(b"HTTP/1.1 200 ")
+            await door.idle()
+        assert door.gate.counts.accepted == 3
+        await slow.send(b"x" * 46)
+        assert (await slow.answer())[0].startswith(b"HTTP/1.1 200 ")
+        assert door.gate.counts.accepted == 4
+
+
+@in_trio
+async def test_body_that_comes_when_all_places_are_taken_is_refused():
+    """A request that could have been admitted when it began is refused if it cannot be when its body is there."""
+    async with open_door(_hang, limit=1) as door:
+        slow, other = await door.client(), await door.client()
+        await slow.send(HALF_A_BODY)
+        await trio.testing.wait_all_tasks_blocked()
+        await other.post(b"/v1/completions")
+        await door.engine.seen()
+        await slow.send(b"x" * 46)
+        assert (await slow.answer())[0].startswith(b"HTTP/1.1 429 ")
+        assert door.journal.rejections == [("completions", "saturated")]
+
+
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/models"])
+@in_trio
+async def test_body_under_way_is_refused_when_admission_closes(path: bytes):
+    """A stop answers those at once whose body is still coming."""
+    async with open_door() as door:
+        client = await door.client()
+        await client.send(HALF_A_BODY.replace(b"/v1/completions", path))
+        while not door.front.connections:
+            await trio.lowlevel.checkpoint()
+        await trio.testing.wait_all_tasks_blocked()
+        door.gate.close(ClosedReason.STOPPING)
+        head, body = await client.answer()
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert json.loads(body)["error"]["code"] == "draining"
+        assert not door.engine.calls
+
+
+@in_trio
+async def test_client_that_leaves_before_its_body_is_there_stands_in_no_ledger():
+    """It was not admitted, so there is nothing to account for."""
+    async with open_door() as door:
+        client = await door.client()
+        await client.send(HALF_A_BODY)
+        await trio.testing.wait_all_tasks_blocked()
+        await client.close()
+        while door.front.connections:
+            await trio.lowlevel.checkpoint()
+        assert not door.journal.entered
+        assert not door.journal.rejections
+
+
+@in_trio
+async def test_slow_bodies_make_room_at_the_limit_of_connections():
+    """With every connection waiting for a body, a newcomer takes the place of the oldest."""
+    async with open_door(settings=FrontDoorSettings(max_connections=3)) as door:
+        slow = [await door.client() for _ in range(3)]
+        for client in slow:
+            await client.send(HALF_A_BODY)
+            await trio.testing.wait_all_tasks_blocked()
+        newcomer = await door.client()
+        await newcomer.post(b"/v1/completions")
+        assert (await newcomer.answer())[0].startswith(b"HTTP/1.1 200 ")
+        assert await slow[0].to_end() == b""
+        await slow[1].send(b"x" * 46)
+        assert (await slow[1].answer())[0].startswith(b"HTTP/1.1 200 ")
 
 
 @in_trio
@@ -65,7 +175,7 @@ async def test_body_that_waits_for_the_engine_is_not_slow():
         await call.read(8_000_000)
         await call.send(ok(b"{}"))
 
-    async with open_door(script, settings=FrontDoorSettings(body_timeout=SHORT)) as door:
+    async with open_door(script, settings=FrontDoorSettings(body_timeout=SHORT, body_deadline=2 * SHORT)) as door:
         client = await door.client()
 
         async def upload() -> None:
@@ -86,8 +196,22 @@ async def test_chunked_body_beyond_the_limit_is_refused():
     async with open_door(_hang, settings=FrontDoorSettings(max_body=10)) as door:
         client = await door.client()
         await client.send(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
-        await door.engine.seen()
         await client.send(chunk(b"x" * 6) + chunk(b"x" * 6))
+        head, _ = await client.answer()
+        assert head.startswith(b"HTTP/1.1 413 ")
+        assert door.journal.rejections == [("completions", "body_too_large")]
+        assert not door.engine.calls
+
+
+@in_trio
+async def test_chunked_body_that_grows_beyond_the_limit_ends_its_request():
+    """Beyond the limit after it was admitted: 413, and the engine's connection is closed."""
+    async with open_door(_hang, settings=FrontDoorSettings(max_body=200_000)) as door:
+        client = await door.client()
+        await client.send(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await client.send(chunk(b"x" * 100_000))
+        await door.engine.seen()
+        await client.send(chunk(b"x" * 100_001))
         head, _ = await client.answer()
         assert head.startswith(b"HTTP/1.1 413 ")
         await door.idle()
@@ -194,6 +318,41 @@ async def test_held_request_keeps_the_body_that_comes_meanwhile():
         assert bodies == [b'{"prompt":"hi"}']
         await client.get(b"/livez")
         assert (await client.answer())[0].startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("expects", [False, True])
+@in_trio
+async def test_held_request_is_asked_for_its_body_when_admission_opens(expects: bool):
+    """While it is held its body is not waited for by the clock, nor asked for; afterwards it is."""
+    settings = FrontDoorSettings(hold=10, body_timeout=SHORT, body_deadline=SHORT)
+    async with open_door(up=False, settings=settings) as door:
+        client = await door.client()
+        fields = b"Expect: 100-continue\r\n" if expects else b""
+        await client.send(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n%bContent-Length: 2\r\n\r\n" % fields)
+        with trio.move_on_after(3 * SHORT) as moment:
+            await client.answer()
+        assert moment.cancelled_caught
+        door.upstreams.point_at(UnixAddress(door.engine.path), 5)
+        door.gate.reopen(ClosedReason.STARTING)
+        if expects:
+            assert await client.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await client.send(b"{}")
+        assert (await client.answer())[0].startswith(b"HTTP/1.1 200 ")
+
+
+@in_trio
+async def test_held_request_whose_body_is_broken_is_turned_away():
+    """What is wrong with the body ends the holding at once."""
+    async with open_door(up=False, settings=FrontDoorSettings(hold=600)) as door:
+        client = await door.client()
+        await client.send(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await _quiet(client)
+        await client.send(b"x\r\n")
+        assert (await client.answer())[0].startswith(b"HTTP/1.1 400 ")
+        door.gate.reopen(ClosedReason.STARTING)
+        await trio.testing.wait_all_tasks_blocked()
+        assert door.journal.rejections == [("completions", "bad_request")]
+        assert not door.gate.counts.accepted
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ async def test_broken_chunk_later_in_a_body_ends_the_request():
 
     async with open_door(script) as door:
         client = await door.client()
-        await client.send(CHUNKED + b"5\r\nhello\r\n")
+        await client.send(CHUNKED + b"14000\r\n" + b"x" * 0x14000 + b"\r\n")
         await door.engine.seen()
         await client.send(b"zz\r\n")
         head, _ = await client.answer()

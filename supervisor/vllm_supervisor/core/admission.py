@@ -5,6 +5,7 @@ Rules:
   count or refused before any backend work, never in between.
 * Admission is closed while any `ClosedReason` holds. Reasons are a set, so two causes never overwrite each other;
   the one with the highest precedence (order of the enum) is shown.
+* Who would be refused is refused before its body has come (`check`); a place is taken when it is there (`admit`).
 * A place is held until `release`, which the front door calls when the exchange has wholly ended; and longer, at most
   `HOLD_S`, where the engine itself tells that it has not let the request go (`hold_for`): else clients who leave and
   come again would load it beyond the limit.
@@ -155,9 +156,11 @@ class Gate:
             return ""
         return self._sentences.get(reason) or DEFAULT_SENTENCES[reason]
 
-    def check(self) -> Rejection | None:
-        """Say whether a request would be refused just now, without registering one."""
+    def check(self, *, admin: bool = False) -> Rejection | None:
+        """Say whether a request would be refused just now, without registering one; `admin` as for `admit`."""
         if self._closed and (reason := self.reason) is not None:
+            if admin and self._closed <= OPERATORS_WILL:
+                return None
             return Rejection(503, CODES[reason], self.sentence)
         taken = len(self.open) + self.held
         if taken >= self.limit:
@@ -171,8 +174,8 @@ class Gate:
 
         `admin`: a call of an operator, who must be able to wake what is asleep and to resume what is paused.
         """
-        rejection = self.check()
-        if rejection is not None and not (admin and self._closed and self._closed <= OPERATORS_WILL):
+        rejection = self.check(admin=admin)
+        if rejection is not None:
             self.counts.rejected += 1
             return rejection
         for listener in self._on_admit:
@@ -182,10 +185,17 @@ class Gate:
         self.counts.accepted += 1
         return request
 
-    def pass_through(self, now: float) -> OpenRequest | Rejection:
-        """Register a cheap request, which only a stop refuses; whether an engine is up is the caller's knowledge."""
+    def check_passing(self) -> Rejection | None:
+        """Say whether `pass_through` would refuse just now."""
         if ClosedReason.STOPPING in self._closed:
             return Rejection(503, CODES[ClosedReason.STOPPING], self.sentence)
+        return None
+
+    def pass_through(self, now: float) -> OpenRequest | Rejection:
+        """Register a cheap request, which only a stop refuses; whether an engine is up is the caller's knowledge."""
+        rejection = self.check_passing()
+        if rejection is not None:
+            return rejection
         self._passed += 1
         request = OpenRequest(f"pass-{self._passed}", RequestClass.OTHER, now)
         self.passing[request.id] = request

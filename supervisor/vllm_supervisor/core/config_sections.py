@@ -77,6 +77,10 @@ class FrontDoorConfig:
     max_body: int = setting(_AMOUNT, "1GiB", "largest request body; above it 413")
     head_timeout: float = setting(_TIME, "30s", "time for a whole request head; then 408")
     body_timeout: float = setting(_TIME, "60s", "longest pause without a byte of the request body; then 408")
+    body_deadline: float = setting(
+        DURATION, "30s", "time for a request body, and a second more for each body_min_rate received; then 408; 0: none"
+    )
+    body_min_rate: int = setting(SIZE, "16KiB", "bytes of a body that earn it a second more; 0: no body_deadline")
     idle_timeout: float = setting(_TIME, "75s", "how long an idle connection is kept")
     client_stall_timeout: float = setting(_TIME, "5m", "how long a client may take no byte of its answer")
     request_deadline: float = setting(DURATION, "0s", "longest life of a request; 0: no limit")

@@ -76,23 +76,63 @@ MEANINGS: dict[Ending, Meaning] = {
 CUTS: dict[Cut, Ending] = {Cut.DRAIN_DEADLINE: Ending.DRAIN_DEADLINE, Cut.ENGINE_FAILED: Ending.ENGINE_FAILED}
 
 
+@dataclass(slots=True)
+class BodyProgress:
+    """How a request body arrives: since when it is waited for, when its last byte came (monotonic seconds), its bytes.
+
+    Time in which we did not read, because the engine takes no more, is not the client's.
+    """
+
+    began: float
+    last_at: float
+    received: int = 0
+    stopped_at: float | None = None  # not read since then
+
+    def came(self, size: int, now: float) -> None:
+        """Note that `size` bytes have come."""
+        self.received += size
+        self.last_at = now
+
+    def stop(self, now: float) -> None:
+        """Note that the body is not read any more."""
+        if self.stopped_at is None:
+            self.stopped_at = now
+
+    def go_on(self, now: float) -> None:
+        """Note that it is read again."""
+        if self.stopped_at is not None:
+            self.began += now - self.stopped_at
+            self.last_at = now
+            self.stopped_at = None
+
+    def too_slow(self, limits: FrontDoorSettings, now: float) -> bool:
+        """Say whether it pauses for too long, or comes more slowly than at the least rate."""
+        if self.stopped_at is not None:
+            return False
+        if now - self.last_at >= limits.body_timeout:
+            return True
+        if not limits.body_deadline or not limits.body_min_rate:
+            return False
+        return now - self.began >= limits.body_deadline + self.received / limits.body_min_rate
+
+
 def overdue(
     limits: FrontDoorSettings,
     now: float,
     *,
     deadline: float | None,
     blocked_since: float | None,
-    body_waits_since: float | None,
+    body: BodyProgress | None,
 ) -> Ending | None:
     """Say what has taken too long, if anything has. Times are monotonic seconds, None where nothing is waited for.
 
     `deadline` is the caller's own; `blocked_since`: the client takes nothing of its answer since then, and who does
-    that is not asked for the rest of its body; `body_waits_since`: the last byte of a body that is still coming.
+    that is not asked for the rest of its body; `body` is still coming.
     """
     if deadline is not None and now >= deadline:
         return Ending.DEADLINE
     if blocked_since is not None:
         return Ending.CLIENT_STALLED if now - blocked_since >= limits.client_stall_timeout else None
-    if body_waits_since is not None and now - body_waits_since >= limits.body_timeout:
+    if body is not None and body.too_slow(limits, now):
         return Ending.BODY_TOO_SLOW
     return None

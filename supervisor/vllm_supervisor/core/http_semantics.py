@@ -29,6 +29,7 @@ Shape = tuple[bytes, bytes]
 CHUNKED = -1  # RequestHead.length of a body whose end only its chunks tell
 MAX_FIELDS = 256  # as vLLM's own limit (`--h11-max-header-count`)
 _MAX_LENGTH_DIGITS = 18
+_MAX_OPTIONS = 64  # in one Connection field
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 _REQUEST_HEAD = re.compile(
@@ -41,8 +42,6 @@ _REQUEST_HEAD = re.compile(
 )
 _ANSWER_HEAD = re.compile(rb"HTTP/1\.1 [^\r\n]++\r\n(?:[^\r\n]++\r\n)*+\r\n")
 _PLAIN_LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ?([1-9][0-9]{0,17})\r\n")
-# A line end without CR, or a CR without LF, can already be refused before the head is complete.
-_BROKEN_LINE = re.compile(rb"(?<!\r)\n|\r(?![\n])(?!\Z)")
 
 # What vLLM and our own paths serve. Every method here has a body exactly if its framing says so, in llhttp and in h11.
 METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
@@ -148,9 +147,14 @@ class BadAnswerError(Exception):
     """The engine's answer breaks the protocol; the fault is the engine's."""
 
 
-def broken_line(head: bytes | bytearray) -> bool:
-    """Say whether an incomplete request head already holds a line end that can never become a valid one."""
-    return _BROKEN_LINE.search(head) is not None
+def broken_line(head: bytes | bytearray, begin: int = 0) -> bool:
+    """Say whether an incomplete request head holds, from `begin` on, a line end that can never become a valid one.
+
+    A line end without CR, or a CR without LF but at the very end, can be refused before the head is complete. `begin` may
+    stand anywhere but between CR and LF.
+    """
+    whole = head.count(b"\r\n", begin)
+    return head.count(b"\n", begin) != whole or head.count(b"\r", begin) - head.endswith(b"\r", begin) != whole
 
 
 def well_formed(head: bytes) -> bool:
@@ -211,6 +215,8 @@ def read_request(method: bytes, target: bytes, fields: Fields, *, old: bool, max
         elif name == b"content-length":
             lengths.append(value)
         elif name == b"connection":
+            if value.count(b",") >= _MAX_OPTIONS:
+                return BadRequest(400, "too many connection options")
             options.update(option.strip().lower() for option in value.split(b","))
         elif name == b"x-request-id":
             if request_id is None:  # the engine takes the first, too

@@ -23,6 +23,7 @@ _ERROR_TYPES = {
     405: "invalid_request_error",
     408: "timeout",
     413: "invalid_request_error",
+    414: "invalid_request_error",
     417: "invalid_request_error",
     431: "invalid_request_error",
 }

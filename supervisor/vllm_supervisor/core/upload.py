@@ -13,34 +13,36 @@ class Upload:
 
     # What begins so stands here, once, not in every body.
     _chunks: ChunkedBody | None = None
-    _received = 0
-    begun = False
+    _decoded = 0
     rest = b""
 
-    def __init__(self, length: int, *, max_body: int, max_trailer: int) -> None:
-        """`length` in bytes, or CHUNKED; `max_body` and `max_trailer` in bytes bound a chunked one."""
+    def __init__(self, length: int, *, max_body: int) -> None:
+        """`length` in bytes, or CHUNKED; `max_body` in bytes bounds a chunked one."""
         if length == CHUNKED:
-            self._chunks = ChunkedBody(max_trailer=max_trailer)
+            self._chunks = ChunkedBody()
         self._left = length
         self._max_body = max_body
         self.complete = length == 0
 
-    @property
-    def untouched(self) -> bool:
-        """Whether nothing has come yet of the body that was announced."""
-        return not self.complete and not self.begun
-
     def take_whole(self) -> None:
         """Note that the body has come as one piece of just the announced length, and goes to the engine as it is."""
         self._left = 0
-        self.begun = self.complete = True
+        self.complete = True
+
+    @property
+    def chunked(self) -> bool:
+        """Whether reading it is more than counting its bytes."""
+        return self._chunks is not None
 
     def feed(self, data: bytes) -> bytes:
         """Return what goes to the engine for `data`; raises ChunkError, BodyTooLargeError."""
         if self.complete:
             self.rest += data
             return b""
-        self.begun = True
+        return self.encode(self.decode(data))
+
+    def decode(self, data: bytes) -> bytes:
+        """Return the bytes of the body in `data`, which is not complete yet; raises ChunkError, BodyTooLargeError."""
         if self._chunks is None:
             part = data[: self._left] if len(data) > self._left else data
             self._left -= len(part)
@@ -48,12 +50,17 @@ class Upload:
             self.rest = data[len(part) :]
             return part
         part = self._chunks.feed(data)
-        self._received += len(part)
-        if self._received > self._max_body:
+        self._decoded += len(part)
+        if self._decoded > self._max_body:
             raise BodyTooLargeError
-        out = b"%x\r\n%b\r\n" % (len(part), part) if part else b""
         if self._chunks.done:
             self.complete = True
             self.rest = self._chunks.rest
-            out += b"0\r\n\r\n"
-        return out
+        return part
+
+    def encode(self, part: bytes) -> bytes:
+        """Return what goes to the engine for `part`, all that was decoded since the last call, and for the end."""
+        if self._chunks is None:
+            return part
+        out = b"%x\r\n%b\r\n" % (len(part), part) if part else b""
+        return out + b"0\r\n\r\n" if self.complete else out

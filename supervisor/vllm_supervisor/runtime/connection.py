@@ -3,12 +3,15 @@
 Rules:
 * The usual way needs no task: the pump hands bytes over, a complete head is decided and sent on at once, and the end of
   the exchange leads to the next head, all by plain calls. The task (`run`) owns the lifetime, and does what must wait.
+* A head is searched once, however it is cut into packets; few empty lines may stand before it.
+* What is usual is served at once. A large head, or much that came with it, waits until those are served who ask for less.
 * While a request is served, what the client sends beyond it waits (pipelining), bounded by one read.
 * Health paths are answered whatever the limits are.
 * After an answer that leaves bytes of the client unread, the connection lingers: we say that we are done, and read on
   for a while, so that a client that is still sending reads the answer instead of a reset (RFC 9112, 9.6).
 """
 
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +24,7 @@ from vllm_supervisor.core import replies
 from vllm_supervisor.core.admission import SATURATED, Rejection
 from vllm_supervisor.core.ending import Ending
 from vllm_supervisor.core.front_door_settings import FrontDoorSettings
-from vllm_supervisor.core.http_semantics import BadRequest, RequestHead, broken_line
+from vllm_supervisor.core.http_semantics import MAX_FIELDS, BadRequest, RequestHead, broken_line
 from vllm_supervisor.core.routes import Kind, Route, Router
 from vllm_supervisor.runtime.desk import Desk
 from vllm_supervisor.runtime.exchange import Exchange
@@ -34,6 +37,10 @@ FLUSH_TIMEOUT = 5.0
 LINGER_QUIET = 2.0
 LINGER_TOTAL = 30.0
 _TURN = 16  # requests of one client that are answered before others have their turn
+_HEAD_AT_ONCE = 4 * 1024  # bytes of a head; a larger one is put off
+_BYTES_AT_ONCE = 16 * 1024  # the same with what came behind it
+_MAX_TARGET = 8 * 1024  # bytes, as in nginx
+_MAX_EMPTY = 10  # empty lines before a request, as in Apache httpd
 _END_OF_HEAD = b"\r\n\r\n"
 _TO_ENGINE = (Kind.GATED, Kind.CHEAP)
 _BROKEN_OFF = frozenset({Ending.CLIENT_LEFT, Ending.CLIENT_STALLED, Ending.STOPPED})
@@ -49,14 +56,16 @@ class Hall:
     settings: FrontDoorSettings
     heads: RequestHeads
     probed: Callable[[RequestHead], None]  # told when a health path said 503
-    waiting: dict["Connection", None] = field(default_factory=dict)
+    waiting: OrderedDict["Connection", None] = field(default_factory=OrderedDict)
 
 
 class Connection:
     """See the module's rules; `run` is its whole life."""
 
     __slots__ = (
+        "_begin",
         "_busy",
+        "_checked",
         "_discarded",
         "_exchange",
         "_first_byte_at",
@@ -67,7 +76,6 @@ class Connection:
         "_link",
         "_looping",
         "_parking",
-        "_pending",
         "_scan_from",
         "_work",
     )
@@ -79,14 +87,15 @@ class Connection:
         self._health_only = health_only
         self._parking = Parking(hall.desk.pump)
         self._work: Callable[[], Awaitable[None]] | None = None
-        self._inbox = b""
-        self._scan_from = 0
+        self._inbox: bytes | bytearray = b""  # the latter where it came in pieces
+        self._begin = 0  # where the head in it begins
+        self._scan_from = 0  # where the search for its end goes on
+        self._checked = 0  # up to where its line ends are known to be whole
         self._first_byte_at: float | None = None
         self._idle_since = 0.0
         self._busy = False  # a request is being served, or the connection is about to end
         self._looping = False
         self._exchange: Exchange | None = None
-        self._pending = 0  # length of the body of the request in hand
         self._discarded = 0
         self._rest()
 
@@ -133,14 +142,19 @@ class Connection:
         self._busy = False
         self._idle_since = self._hall.desk.pump.now
         self._first_byte_at = self._idle_since if self._inbox else None
-        self._scan_from = 0
+        self._begin = self._scan_from = self._checked = 0
         self._hall.waiting[self] = None
 
     def _on_gone(self, _clean: bool) -> None:
         self._close()
 
     def _on_bytes(self, data: bytes) -> None:
-        self._inbox = self._inbox + data if self._inbox else data
+        if not self._inbox:
+            self._inbox = data
+        else:
+            if isinstance(self._inbox, bytes):
+                self._inbox = bytearray(self._inbox)
+            self._inbox += data
         if self._busy:
             self._link.pause()
         else:
@@ -157,39 +171,56 @@ class Connection:
                 served += 1
                 if served == _TURN and self._inbox and not self._busy:
                     self._busy = True
-                    self._later(self._next_turn)
+                    self._link.pause()
+                    self._link.defer(self._next_turn)
         finally:
             self._looping = False
 
-    async def _next_turn(self) -> None:
-        await trio.lowlevel.checkpoint()
-        if not self._link.closed:
-            self._busy = False
-            self._go_on()
+    def _next_turn(self) -> None:
+        self._busy = False
+        self._go_on()
+        if not self._busy:
             self._link.resume()
 
     def _serve_next(self) -> bool:
         """Serve the first request in the inbox; False if it is not complete."""
-        inbox = self._inbox
-        while inbox.startswith(b"\r\n"):
-            inbox = self._inbox = inbox[2:]
+        inbox, begin = self._inbox, self._begin
+        while inbox.startswith(b"\r\n", begin):
+            begin += 2
+            if begin > 2 * _MAX_EMPTY:
+                self._refuse(BadRequest(400, "too many empty lines before a request"))
+                return False
         limit = self._hall.settings.max_head
-        end = inbox.find(_END_OF_HEAD, self._scan_from)
-        if 0 <= end <= limit:
+        end = inbox.find(_END_OF_HEAD, max(begin, self._scan_from))
+        if 0 <= end <= begin + limit:
             end += len(_END_OF_HEAD)
-            self._inbox = inbox[end:]
+            raw = bytes(inbox[begin:end])
+            self._inbox = bytes(inbox[end:])
             self._hall.waiting.pop(self, None)
             self._busy = True
-            self._serve(inbox[:end])
+            self._begin = self._scan_from = self._checked = 0
+            if end - begin <= _HEAD_AT_ONCE and len(inbox) <= _BYTES_AT_ONCE:
+                self._serve(raw)
+            else:
+                self._link.defer(partial(self._serve_later, raw))
             return True
         if self._first_byte_at is None:
             self._first_byte_at = self._hall.desk.pump.now
-        self._scan_from = max(0, len(inbox) - len(_END_OF_HEAD) + 1)
-        if end >= 0 or len(inbox) > limit:
+        if end >= 0 or len(inbox) > begin + limit:
             self._refuse(BadRequest(431, f"the head is larger than {limit} bytes"))
-        elif broken_line(inbox):
+        elif broken_line(inbox, max(begin, self._checked)):
             self._refuse(BadRequest(400, "a line of the head does not end with CRLF"))
+        self._begin = begin
+        self._checked = len(inbox) - inbox.endswith(b"\r")
+        self._scan_from = max(begin, len(inbox) - len(_END_OF_HEAD) + 1)
         return False
+
+    def _serve_later(self, raw: bytes) -> None:
+        if raw.count(b"\r\n") > MAX_FIELDS + 2:
+            self._refuse(BadRequest(431, f"more than {MAX_FIELDS} header fields"))
+            return
+        self._serve(raw)
+        self._go_on()
 
     def _serve(self, raw: bytes) -> None:
         hall = self._hall
@@ -197,10 +228,12 @@ class Connection:
         if isinstance(head, BadRequest):
             self._refuse(head, fields=hall.own.cors_fields(raw))
             return
+        if len(head.target) > _MAX_TARGET:
+            self._refuse(BadRequest(414, f"the target is larger than {_MAX_TARGET} bytes"))
+            return
         route = hall.router.route(head.method, head.target, upgrade=head.upgrade)
         if route.kind in _TO_ENGINE and not self._health_only:
-            body, self._inbox = self._inbox, b""
-            self._pending = head.length - len(body)
+            body, self._inbox = bytes(self._inbox), b""
             exchange = self._exchange = Exchange(
                 hall.desk, self._link, head, route, over=self._exchange_over, later=self._later
             )
@@ -212,9 +245,9 @@ class Connection:
 
     def _exchange_over(self, relay: Relay | None) -> None:
         """Go on to the next request, or end the connection."""
-        self._exchange = None
+        exchange, self._exchange = self._exchange, None
         if relay is None:
-            self._leave(linger=self._pending != 0)
+            self._leave(linger=exchange is not None and not exchange.body_complete)
         elif relay.keep:
             self._inbox = relay.upload.rest
             self._rest()
@@ -277,6 +310,7 @@ class Connection:
     def _leave(self, *, linger: bool, reset: bool = False) -> None:
         """Close, after what is written has gone out and, with `linger`, the client has stopped sending."""
         self._busy = True
+        self._inbox = b""
         self._hall.waiting.pop(self, None)
         link = self._link
         if link.ended or not (linger or link.outbox):
@@ -315,6 +349,11 @@ class Connection:
         self._discarded += len(data)
 
     # -- told by the front door --------------------------------------------------------------------------------
+
+    @property
+    def idle_since(self) -> float:
+        """Since when it has had no request."""
+        return self._idle_since
 
     def expire(self) -> None:
         """Make room: close without a word."""

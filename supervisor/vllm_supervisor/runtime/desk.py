@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -12,6 +13,9 @@ from vllm_supervisor.core.front_door_settings import FrontDoorSettings
 from vllm_supervisor.core.journal import Journal
 from vllm_supervisor.runtime.engine_links import EngineLinks
 from vllm_supervisor.runtime.pump import Pump
+
+if TYPE_CHECKING:
+    from vllm_supervisor.runtime.exchange import Exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +34,4 @@ class Desk:
     limit_reached: Callable[[str, int], None]  # takes the key of the limit, and its value
     changed: trio.lowlevel.ParkingLot  # where held requests wait for admission to open, or to close for good
     heads: AnswerHeads = field(default_factory=AnswerHeads)
+    arriving: "dict[Exchange, None]" = field(default_factory=dict)  # not admitted, as the body is to come; oldest first

@@ -1,7 +1,10 @@
 """One request that goes to the engine: admission, acceptance on record, relay, and exactly one account of its end.
 
 Rules:
-* `gate.admit` is called when the head is complete; nothing is waited for between that decision and its registration.
+* A request that would be refused is refused as soon as its head is complete. Else its body comes first (`BodyBuffer`):
+  a client that sends slowly, or not at all, has a connection, but no place, and no drain waits for it.
+* `gate.admit` is called when the body is there, or enough of it that it flows; nothing is waited for between that
+  decision and its registration.
 * The acceptance is on record before one byte goes to the engine.
 * A request is sent again, once and on a new connection, only if the engine cannot do it twice: not one byte of it went
   out, or a connection that had been idle ended before its answer began, and the engine has not read the request to its
@@ -24,6 +27,7 @@ from vllm_supervisor.core.http_semantics import RequestHead
 from vllm_supervisor.core.journal import RequestOutcome
 from vllm_supervisor.core.routes import Kind, Route
 from vllm_supervisor.core.words import Cut, Evidence, ExecutionState, Outcome
+from vllm_supervisor.runtime.body_buffer import BodyBuffer
 from vllm_supervisor.runtime.desk import Desk
 from vllm_supervisor.runtime.engine_links import EngineLink
 from vllm_supervisor.runtime.link import Link
@@ -42,7 +46,9 @@ class Exchange:
 
     # What begins so stands here, once, not in every exchange.
     _body = b""
-    _continued = False  # the client was asked for the body it holds back
+    _buffer: BodyBuffer | None = None  # where the body did not come with the head
+    _held = False  # waits for admission to open
+    _broken: Ending | None = None  # what was found wrong with the body meanwhile
     _request: OpenRequest | None = None
     _relay: Relay | None = None
     _scope: trio.CancelScope | None = None
@@ -70,18 +76,34 @@ class Exchange:
 
     def begin(self, body: bytes) -> None:
         """Begin, with what has come of the body."""
-        self._body = body
-        admitted = self._admit()
-        if not isinstance(admitted, Rejection):
-            self._enter(admitted)
-        elif self._desk.settings.hold and admitted.code in _HOLDABLE:
-            self._client.on_bytes = self._keep
+        if 0 <= self._head.length <= len(body):  # all of it, as usual
+            self._body = body
+        else:
+            self._buffer = BodyBuffer(self._desk, self._client, self._head.length, self._body_came, self._turn_away)
+        answer = self._ask()
+        if answer is None:
+            self._await_body(body)
+        elif isinstance(answer, Rejection) and self._may_hold(answer):
+            if self._buffer is not None:
+                self._buffer.begin(body)
+            self._held = True
             self._later(self._wait_for_admission)
         else:
-            self._refuse(admitted)
+            self._follow(answer)
+
+    @property
+    def arriving_since(self) -> float:
+        """Since when the body is waited for."""
+        return self._desk.now() if self._buffer is None else self._buffer.progress.began
+
+    @property
+    def body_complete(self) -> bool:
+        """Whether the client has sent all of its body, as far as an exchange without a relay knows."""
+        return self._buffer is None or self._buffer.upload.complete
 
     def stop(self) -> None:
         """End it, because the front door itself is taken down."""
+        self._desk.arriving.pop(self, None)
         if self._relay is not None:
             self._relay.end(Ending.STOPPED)
             if not self._entered:
@@ -91,21 +113,74 @@ class Exchange:
         """Look at the time limits."""
         if self._relay is not None:
             self._relay.tick(now)
+        elif (
+            self._buffer is not None
+            and self in self._desk.arriving
+            and self._buffer.progress.too_slow(self._desk.settings, now)
+        ):
+            self._turn_away(Ending.BODY_TOO_SLOW)
 
     # -- admission ---------------------------------------------------------------------------------------------
 
-    def _admit(self) -> OpenRequest | Rejection:
-        desk = self._desk
+    def _ask(self) -> OpenRequest | Rejection | None:
+        """Admit the request if its body is there; else say whether it would be refused just now (None: it would not)."""
+        desk, gate = self._desk, self._desk.gate
+        waits = self._buffer is not None and not self._buffer.ready
         if self._ledgered:
-            return desk.gate.admit(self._request_class, desk.pump.now, admin=self._admin)
+            if waits:
+                return gate.check(admin=self._admin)
+            return gate.admit(self._request_class, desk.pump.now, admin=self._admin)
         if desk.upstreams.address is None:
             return self._not_up()
-        return desk.gate.pass_through(desk.pump.now)
+        return gate.check_passing() if waits else gate.pass_through(desk.pump.now)
 
-    def _keep(self, data: bytes) -> None:
-        """Keep what a held client sends of its body, about one read of it."""
-        self._body += data
-        self._client.pause()
+    def _may_hold(self, rejection: Rejection) -> bool:
+        return bool(self._desk.settings.hold) and rejection.code in _HOLDABLE
+
+    def _follow(self, answer: OpenRequest | Rejection | None) -> None:
+        """Do what was decided."""
+        if answer is None:
+            self._await_body(b"")
+        elif isinstance(answer, Rejection):
+            self._refuse(answer)
+        else:
+            self._enter(answer)
+
+    def _await_body(self, body: bytes) -> None:
+        """Let the body come, of which `body` has come just now, and ask for it if the client holds it back."""
+        buffer = self._buffer
+        if buffer is None:
+            return
+        self._desk.arriving[self] = None
+        self._client.on_gone = self._left
+        if self._head.expects_continue and not body and not buffer.progress.received:
+            self._client.write(replies.CONTINUE)
+        buffer.begin(body)
+
+    def _body_came(self) -> None:
+        """Go on, now that the body is there, unless admission is still waited for."""
+        if not self._held:
+            self._desk.arriving.pop(self, None)
+            self._follow(self._ask())
+
+    def recheck(self) -> None:
+        """Refuse before long, if admission has closed while the body comes."""
+        self._client.defer(self._recheck)
+
+    def _recheck(self) -> None:
+        if self in self._desk.arriving:
+            answer = self._ask()
+            if isinstance(answer, Rejection) and not self._may_hold(answer):
+                self._refuse(answer)
+
+    def evict(self) -> None:
+        """Make room: take the client, whose body is still to come, for gone."""
+        self._client.give_up()
+
+    def _left(self, _clean: bool) -> None:
+        """Take note that the client went before its body was there: nothing of the request is in the ledger."""
+        self._desk.arriving.pop(self, None)
+        self._over(None)
 
     def _not_up(self) -> Rejection:
         rejection = self._desk.gate.check()
@@ -114,44 +189,67 @@ class Exchange:
         return rejection
 
     async def _wait_for_admission(self) -> None:
-        admitted = await self._hold()
-        if isinstance(admitted, Rejection):
-            self._refuse(admitted)
-        else:
-            self._enter(admitted)
+        answer = await self._hold()
+        self._held = False
+        if self._broken is not None:
+            self._turn_away(self._broken)
+            return
+        if self._buffer is not None:
+            self._buffer.restart()
+        self._follow(answer)
 
-    async def _hold(self) -> OpenRequest | Rejection:
+    async def _hold(self) -> OpenRequest | Rejection | None:
         """Let the request wait for admission to open. It has no place meanwhile, and leaves with its client."""
         desk = self._desk
-        admitted = self._admit()
+        answer = self._ask()
         with trio.move_on_after(desk.settings.hold) as scope:
+            self._scope = scope
             self._client.on_gone = lambda _clean: scope.cancel()
-            while isinstance(admitted, Rejection) and admitted.code in _HOLDABLE:
+            while isinstance(answer, Rejection) and answer.code in _HOLDABLE:
                 await desk.changed.park()
-                if self._client.ended:  # in the same moment as admission opened
+                if self._client.ended or self._broken is not None:  # in the same moment as admission opened
                     break
-                admitted = self._admit()
-        return admitted
+                answer = self._ask()
+        self._scope = None
+        return answer
 
     def _refuse(self, rejection: Rejection) -> None:
         desk = self._desk
-        if self._ledgered:
-            desk.journal.rejected(self._request_class, rejection.code)
+        fields = replies.retry_after(desk.retry_after(rejection))
         if rejection.code == SATURATED:
             desk.limit_reached("front_door.max_in_flight", desk.gate.limit)
-        fields = replies.retry_after(desk.retry_after(rejection))
         head, cors = self._head, desk.settings.cors
+        preflight = None
         if cors is not None:
             preflight = cors.preflight(head.method, head.fields)
-            if preflight is not None:
-                self._client.write(replies.preflight(*preflight))
-                self._over(None)
-                return
             fields += cors.fields(head.fields)
         head_only = head.method == b"HEAD"
-        self._client.write(
+        self._reject(
+            rejection.code,
             replies.refusal(rejection.status, rejection.code, rejection.message, fields=fields, head_only=head_only)
+            if preflight is None
+            else replies.preflight(*preflight),
         )
+
+    def _turn_away(self, ending: Ending) -> None:
+        """Refuse for what is wrong with the body, before the request was admitted."""
+        if self._held:
+            self._broken = ending
+            if self._scope is not None:
+                self._scope.cancel()
+            return
+        meaning, cors = MEANINGS[ending], self._desk.settings.cors
+        fields = b"" if cors is None else cors.fields(self._head.fields)
+        self._reject(
+            meaning.why, replies.failure(meaning.status, meaning.why, meaning.message, fields=fields, head_only=False)
+        )
+
+    def _reject(self, code: str, reply: bytes) -> None:
+        desk = self._desk
+        desk.arriving.pop(self, None)
+        if self._ledgered:
+            desk.journal.rejected(self._request_class, code)
+        self._client.write(reply)
         self._over(None)
 
     # -- the admitted request ----------------------------------------------------------------------------------
@@ -166,13 +264,18 @@ class Exchange:
             desk, self._client, self._head, request, over=self._ended, resend=self._resend, ledgered=self._ledgered
         )
         body, self._body = self._body, b""
-        if not self._ledgered:
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            body = buffer.take()
+        if self._ledgered and (len(body) == self._head.length if buffer is None else buffer.upload.complete):
+            relay.choices = choices_asked(request.request_class, body)
+        if buffer is None:
             relay.begin(body)
+        else:
+            relay.begin_with(buffer.upload, body, buffer.progress)
+        if not self._ledgered:
             self._launch(relay)
             return
-        if len(body) == self._head.length:
-            relay.choices = choices_asked(request.request_class, body)
-        relay.begin(body)
         desk.journal.accept(request, self._on_record)
 
     def _on_record(self, written: bool) -> None:
@@ -214,7 +317,7 @@ class Exchange:
             if engine is None:
                 self._later(self._connect)
                 break
-            if self._send(relay, engine):
+            if relay.start(engine):
                 break
 
     def _resend(self) -> None:
@@ -239,24 +342,8 @@ class Exchange:
         if relay.ending is not None:
             engine.close()
             return
-        if not self._send(relay, engine):
+        if not relay.start(engine):
             relay.end(Ending.ENGINE_FAILED)
-
-    def _send(self, relay: Relay, engine: EngineLink) -> bool:
-        """Send the request on `engine`; False if the connection took no byte of it, so another may be tried."""
-        if self._head.expects_continue:
-            self._say_continue(relay)
-            if relay.ending is not None:  # the client had gone
-                engine.close()
-                return True
-        return relay.start(engine)
-
-    def _say_continue(self, relay: Relay) -> None:
-        """Ask the client for the body it holds back, once, unless it has begun to send it."""
-        if not self._continued:
-            self._continued = True
-            if relay.upload.untouched:
-                self._client.write(replies.CONTINUE)
 
     def _cut(self, cut: Cut) -> bool:
         return self._relay is not None and self._relay.end(CUTS[cut])

@@ -3,8 +3,9 @@
 Rules:
 * Connections live in one nursery; leaving it ends them all, and each exchange still writes its account.
 * At the limit of connections the one that has waited longest for a head is closed to make room, so an attack of slow
-  heads evicts itself. If every connection is busy, a small reserve is accepted for health paths alone.
+  heads evicts itself, and so does one of slow bodies. If every connection is busy, a small reserve is accepted for health paths alone.
 * Time limits are looked at by one sweep, not by a timer a request.
+* Nothing here goes on for long without a checkpoint: neither accepting nor the sweep.
 """
 
 import errno
@@ -35,7 +36,8 @@ from vllm_supervisor.runtime.pump import Pump
 
 LIMIT_LOGGED_EVERY = 60.0  # seconds between two warnings of the same limit
 _HEALTH_RESERVE = 64  # connections beyond the limit, for health paths
-_ACCEPT_BATCH = 64
+_ACCEPT_S = 0.005  # in one go
+_SWEEP_BATCH = 64
 _OUT_OF_DESCRIPTORS_PAUSE = 0.1
 _SWEEP_MIN, _SWEEP_MAX = 0.02, 1.0
 _UNSOLICITED_LOG_INTERVAL = 60.0
@@ -74,7 +76,7 @@ class FrontDoor:
         self._changed = trio.lowlevel.ParkingLot()
         gate.on_open(self._admission_changed)
         gate.on_close(self._admission_changed)
-        desk = Desk(
+        self._desk = desk = Desk(
             gate=gate,
             journal=journal,
             settings=settings,
@@ -116,6 +118,8 @@ class FrontDoor:
 
     def _admission_changed(self) -> None:
         self._changed.unpark_all()
+        for exchange in list(self._desk.arriving):
+            exchange.recheck()
 
     @property
     def connections(self) -> int:
@@ -127,7 +131,8 @@ class FrontDoor:
     async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         while True:
             await trio.lowlevel.wait_readable(listener)
-            for _ in range(_ACCEPT_BATCH):
+            until = self._now() + _ACCEPT_S
+            while self._now() < until:
                 try:
                     accepted = sockets.accept(listener)
                 except OSError as error:
@@ -158,11 +163,15 @@ class FrontDoor:
         nursery.start_soon(self._run, connection)
 
     def _make_room(self) -> bool:
-        """Close the connection that has waited longest without a request; False if every one is busy."""
+        """Close the connection that has waited longest for a head or a body; False if every one is busy."""
         oldest = next(iter(self._hall.waiting), None)
-        if oldest is None:
+        slowest = next(iter(self._desk.arriving), None)
+        if slowest is not None and (oldest is None or slowest.arriving_since < oldest.idle_since):
+            slowest.evict()
+        elif oldest is not None:
+            oldest.expire()
+        else:
             return False
-        oldest.expire()
         return True
 
     async def _run(self, connection: Connection) -> None:
@@ -180,6 +189,7 @@ class FrontDoor:
         limits = [
             settings.head_timeout,
             settings.body_timeout,
+            settings.body_deadline or _SWEEP_MAX * 4,
             settings.idle_timeout,
             settings.client_stall_timeout,
             settings.request_deadline or _SWEEP_MAX * 4,
@@ -189,8 +199,10 @@ class FrontDoor:
             await trio.sleep(pause)
             now = self._now()
             self._pump.now = now
-            for connection in list(self._connections):
+            for number, connection in enumerate(list(self._connections), 1):
                 connection.tick(now)
+                if number % _SWEEP_BATCH == 0:
+                    await trio.lowlevel.checkpoint()
             self._links.drop_old()
 
     def _fault(self, fault: Exception) -> None:

@@ -12,6 +12,7 @@ import select
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 
 from vllm_supervisor.adapters import sockets
 from vllm_supervisor.core.forwarding import UNKNOWN, Peer
@@ -189,6 +190,22 @@ class Link:
         self._pump.on_fault(fault)
         self._end(clean=False)
         self.close()
+
+    def defer(self, work: Callable[[], None]) -> None:
+        """Let the pump do `work` when it has time, unless this is closed by then; a fault ends the connection."""
+        self._pump.defer(partial(self._deferred, work))
+
+    def _deferred(self, work: Callable[[], None]) -> None:
+        if self.closed:
+            return
+        try:
+            work()
+        except Exception as fault:  # noqa: BLE001 - as above
+            self.fail(fault)
+
+    def give_up(self) -> None:
+        """Take the peer for gone."""
+        self._end(clean=False)
 
     def _handle(self, events: int) -> None:
         if self.outbox and events & ~READABLE:

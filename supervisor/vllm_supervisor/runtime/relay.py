@@ -41,7 +41,6 @@ class Relay(RequestHalf):
     # What begins so stands here, once, not in every relay.
     judge: Judge | None = None
     choices: int | None = None
-    ending: Ending | None = None
     keep = False  # the client's connection may serve another request
     must_reset = False  # only a reset tells the client that its answer is not whole
     status: int | None = None  # of the head that went to the client
@@ -279,14 +278,13 @@ class Relay(RequestHalf):
         """End what has taken too long; called every now and then by the sweep."""
         if self.ending is not None:
             return
-        client, engine = self._client, self._engine
-        body_waits = not self.upload.complete and not (engine is not None and engine.outbox)
+        client = self._client
         late = overdue(
             self._settings,
             now,
             deadline=self._deadline,
             blocked_since=client.blocked_since if client.outbox else None,
-            body_waits_since=self._uploaded_at if body_waits else None,
+            body=None if self.upload.complete else self._progress,
         )
         if late is not None:
             self.end(late)

@@ -2,6 +2,7 @@
 
 Rules:
 * What comes before there is a connection to the engine is kept, about one read of it; then nothing is.
+* Chunks are costly to read: a large piece of them waits until those are served who ask for less.
 * Whose turn it is stands in the request at any time: the engine's once it has the whole request (or takes no more of
   it), until its answer is whole or the client takes no more.
 * The other half (`relay`) builds on this one: it says what follows from the engine's bytes and from an end.
@@ -12,14 +13,15 @@ from collections.abc import Callable
 
 from vllm_supervisor.core.admission import OpenRequest
 from vllm_supervisor.core.chunked import ChunkError
-from vllm_supervisor.core.ending import Ending
+from vllm_supervisor.core.ending import BodyProgress, Ending
 from vllm_supervisor.core.http_semantics import REPEATABLE, RequestHead, engine_head
 from vllm_supervisor.core.upload import BodyTooLargeError, Upload
 from vllm_supervisor.runtime.desk import Desk
 from vllm_supervisor.runtime.engine_links import EngineLink
 from vllm_supervisor.runtime.link import Link
 
-_EARLY_BYTES = 64 * 1024  # of a body, before there is a connection to send it on
+EARLY_BYTES = 64 * 1024  # of a body, before there is a connection to send it on
+CHUNKS_AT_ONCE = 4 * 1024  # bytes of the chunked coding; more is put off
 
 
 class RequestHalf(ABC):
@@ -27,10 +29,12 @@ class RequestHalf(ABC):
 
     # What begins so stands here, once, not in every one.
     sent_any = False  # bytes went to the engine
+    ending: Ending | None = None
     _engine: EngineLink | None = None
     _complete = False  # the engine's answer is
     _deadline: float | None = None
     _again = b""  # the whole request, while it may have to be sent once more
+    _put_off = b""  # chunks that are not read yet
 
     def __init__(
         self,
@@ -53,8 +57,8 @@ class RequestHalf(ABC):
         self._ledgered = ledgered
         self._over = over
         self._resend = resend
-        self.upload = Upload(head.length, max_body=settings.max_body, max_trailer=settings.max_head)
-        self._uploaded_at = desk.pump.now
+        self.upload = Upload(head.length, max_body=settings.max_body)
+        self._progress = BodyProgress(desk.pump.now, desk.pump.now)
         self._first = b""
         self.head = head
         if settings.request_deadline:
@@ -63,18 +67,30 @@ class RequestHalf(ABC):
     # -- the beginning -----------------------------------------------------------------------------------------
 
     def begin(self, body: bytes) -> None:
-        """Take the client over, with what has come of the body; what comes until `start` is kept for it."""
+        """Take the client over, with all of the body, or none."""
+        self._take_client()
+        if len(body) == self.head.length:  # all of it has come, as it usually does
+            self.upload.take_whole()
+            self._first += body
+        elif body:
+            self._first += self._feed_upload(body)
+            if self.upload.rest:
+                self._client.pause()
+
+    def begin_with(self, upload: Upload, part: bytes, progress: BodyProgress) -> None:
+        """Take the client over, with `part` of the body, all that `upload` has decoded; it is read on after `start`."""
+        self._take_client()
+        self.upload, self._progress = upload, progress
+        self._first += upload.encode(part)
+        self._stop_client()
+
+    def _take_client(self) -> None:
         client, head, settings = self._client, self.head, self._settings
         told = client.peer.lines if head.forwarded is None else settings.forwarding.lines(client.peer, head.forwarded)
         self._first = engine_head(head, self._request.id.encode(), told)
         client.on_bytes = self._from_client
         client.on_gone = self._client_gone
         client.on_drained = self._client_drained
-        if len(body) == self.head.length:  # all of it has come, as it usually does
-            self.upload.take_whole()
-            self._first += body
-        elif body:
-            self._from_client(body)
 
     def start(self, engine: EngineLink) -> bool:
         """Send the first bytes; False if the connection took not one of them, so another may be tried."""
@@ -82,7 +98,7 @@ class RequestHalf(ABC):
         if engine.deaf and not taken:
             engine.close()
             return False
-        if engine.reused and self.upload.complete and len(self._first) <= _EARLY_BYTES:
+        if engine.reused and self.upload.complete and len(self._first) <= EARLY_BYTES:
             self._again = self._first
         self._first = b""
         self._engine = engine
@@ -94,9 +110,9 @@ class RequestHalf(ABC):
         request.engine_id = request.id if self.head.request_id is None else self.head.request_id.decode("latin-1")
         self.sent_any = True
         if engine.outbox or upload.rest:
-            self._client.pause()
+            self._stop_client()
         else:
-            self._client.resume()
+            self._read_client()
         if upload.complete or engine.outbox:
             request.engine_since = now
         return True
@@ -104,6 +120,22 @@ class RequestHalf(ABC):
     # -- client to engine --------------------------------------------------------------------------------------
 
     def _from_client(self, data: bytes) -> None:
+        if self.upload.chunked and (self._put_off or len(data) > CHUNKS_AT_ONCE) and not self.upload.complete:
+            if not self._put_off:
+                self._client.defer(self._read_chunks)
+            self._put_off += data
+            self._client.pause()
+        else:
+            self._pass_up(data)
+
+    def _read_chunks(self) -> None:
+        data, self._put_off = self._put_off, b""
+        if self.ending is None:
+            self._pass_up(data)
+        if self.ending is None:
+            self._read_client()
+
+    def _pass_up(self, data: bytes) -> None:
         out = self._feed_upload(data)
         engine = self._engine
         if engine is None:
@@ -111,13 +143,13 @@ class RequestHalf(ABC):
         elif out:
             engine.write(out)
             if engine.outbox:
-                self._client.pause()
-        if self.upload.rest or len(self._first) > _EARLY_BYTES:
-            self._client.pause()
+                self._stop_client()
+        if self.upload.rest or len(self._first) > EARLY_BYTES:
+            self._stop_client()
         self._take_turns()
 
     def _feed_upload(self, data: bytes) -> bytes:
-        self._uploaded_at = self._pump.now
+        self._progress.came(len(data), self._pump.now)
         try:
             return self.upload.feed(data)
         except ChunkError:
@@ -126,10 +158,22 @@ class RequestHalf(ABC):
             self.end(Ending.BODY_TOO_LARGE)
         return b""
 
+    def _stop_client(self) -> None:
+        """Read no more of the client; the time counts for us, not for it."""
+        self._progress.stop(self._pump.now)
+        self._client.pause()
+
+    def _read_client(self) -> None:
+        """Read on, unless something stands against it."""
+        engine = self._engine
+        if self.upload.rest or self._put_off or (len(self._first) > EARLY_BYTES if engine is None else engine.outbox):
+            return
+        self._progress.go_on(self._pump.now)
+        self._client.resume()
+
     def _engine_drained(self) -> None:
         self._take_turns()
-        if not self.upload.rest:
-            self._client.resume()
+        self._read_client()
 
     def _client_gone(self, _clean: bool) -> None:
         self.end(Ending.CLIENT_LEFT)

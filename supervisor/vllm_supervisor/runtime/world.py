@@ -84,6 +84,8 @@ def door_settings(world: World) -> FrontDoorSettings:
         max_body=config.max_body,
         head_timeout=config.head_timeout,
         body_timeout=config.body_timeout,
+        body_deadline=config.body_deadline,
+        body_min_rate=config.body_min_rate,
         idle_timeout=world.plan.idle_timeout_s,
         client_stall_timeout=config.client_stall_timeout,
         request_deadline=config.request_deadline,
