@@ -186,7 +186,29 @@ def test_a_load_without_progress_ends() -> None:
     assert life.state.why is Why.START_TIMEOUT
     life.tell(facts.Exited(0), facts.SweepDone())
     assert life.state.last_restart is not None
-    assert "no progress for 1800 s" in life.state.last_restart.sentence
+    assert "no progress for 1800 s (engine.start_timeout)" in life.state.last_restart.sentence
+    assert life.state.reading is not None
+    assert "engine.start_timeout" in life.state.reading.mend
+
+
+def test_cpu_time_alone_doubles_the_wait_of_a_load() -> None:
+    """A load that only computes gets twice the start deadline, however long it goes on; any other sign begins anew."""
+    life = Life()
+    life.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100))
+    for second in range(0, 1800, 60):
+        life.now = 1000.0 + second
+        life.tell(facts.LoadProgressed(cpu_only=True))
+        assert life.timers[Timer.START] == life.now + 1800.0
+    life.now = 2000.0
+    life.tell(facts.LoadProgressed())
+    for second in range(0, 3600, 60):
+        life.now = 2000.0 + second
+        life.tell(facts.LoadProgressed(cpu_only=True))
+        assert life.timers[Timer.START] == min(life.now, 2000.0 + 1800.0) + 1800.0
+    life.fire()
+    assert (life.now, life.state.why) == (2000.0 + 3600.0, Why.START_TIMEOUT)
+    assert "3600 s (twice engine.start_timeout)" in life.state.why_sentence
+    assert "only CPU time" in life.state.why_sentence
 
 
 def test_what_keeps_a_start_from_being_ready_is_told() -> None:

@@ -19,6 +19,19 @@ _CORE, _WORKER = "VLLM::EngineCor", "VLLM::Worker"
 _COMPILERS = ("nvcc", "ptxas", "cicc", "cudafe", "nvlink", "triton", "clang", "cc1plus", "ninja")
 
 
+def io_bytes(pid: int) -> int | None:
+    """Return how many bytes a process and its reaped children have read and written, by system calls and from disks.
+
+    None: it has ended, or is not ours to read (proc(5) on /proc/PID/io).
+    """
+    try:
+        with open(f"/proc/{pid}/io", "rb", buffering=0) as file:  # noqa: PTH123 - once a second for each process
+            fields = dict(line.split(b": ") for line in file.read().splitlines())
+    except (OSError, ValueError):
+        return None
+    return sum(int(fields.get(name, 0)) for name in (b"rchar", b"wchar", b"read_bytes", b"write_bytes"))
+
+
 def process_sample(main: int, pids: Iterable[int]) -> ProcessSample:
     """Return one sample of the processes `pids`; the engine lives as long as its process `main` does."""
     alive = False

@@ -167,6 +167,9 @@ def farewell_over(state: State, _fact: facts.TimerFired, moment: Moment, policy:
 @on(Node.STARTING, fact=facts.TimerFired, to=(Node.TERMINATING,))
 def start_timed_out(state: State, _fact: facts.TimerFired, moment: Moment, policy: Policy) -> Step:
     """No sign of progress for the whole of `engine.start_timeout`."""
-    sentence = f"the load showed no progress for {policy.start_timeout:g} s (engine.start_timeout)"
+    waited = moment.now - (moment.now if state.load_seen_at is None else state.load_seen_at)
+    limit = "twice engine.start_timeout" if state.load_cpu else "engine.start_timeout"
+    seen = "no new line, no I/O, no growing memory" + (", only CPU time" if state.load_cpu else "")
+    sentence = f"the load showed no progress for {round(waited, 1):g} s ({limit}): {seen}"
     state = replace(state, why=Why.START_TIMEOUT, why_sentence=sentence)
     return terminate(state, moment.now + min(policy.load_grace, policy.stop_grace))

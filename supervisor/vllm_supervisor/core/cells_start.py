@@ -40,9 +40,16 @@ def spawn_failed(state: State, fact: facts.SpawnFailed, moment: Moment, _policy:
 
 
 @on(Node.STARTING, fact=facts.LoadProgressed)
-def load_progressed(state: State, _fact: facts.LoadProgressed, moment: Moment, policy: Policy) -> Step:
-    """A load that moves is never too slow."""
-    return state, [orders.SetTimer(Timer.START, moment.now + policy.start_timeout)]
+def load_progressed(state: State, fact: facts.LoadProgressed, moment: Moment, policy: Policy) -> Step:
+    """Move the deadline: a load that goes on is never too slow, but CPU time alone only doubles the wait."""
+    if fact.cpu_only:
+        seen = moment.now if state.load_seen_at is None else state.load_seen_at
+        state = replace(state, load_cpu=True)
+        until = min(moment.now, seen + policy.start_timeout) + policy.start_timeout
+    else:
+        state = replace(state, load_seen_at=moment.now, load_cpu=False)
+        until = moment.now + policy.start_timeout
+    return state, [orders.SetTimer(Timer.START, until)]
 
 
 @on(Node.STARTING, fact=facts.StaysUnready)

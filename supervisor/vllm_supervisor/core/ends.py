@@ -22,6 +22,13 @@ FOLLOWS_AFTER = 60.0  # seconds: a headless node with a mistake in its options e
 LESS_MEMORY = "lower --gpu-memory-utilization or --max-model-len, or set --kv-cache-memory-bytes"
 # Ends whose cause is what we saw, not how the process then ended.
 SEEN = (Why.HANG, Why.FAILING, Why.START_TIMEOUT)
+# What a person can do about an engine that we ended ourselves: our own signal says nothing of the reason.
+READ_LINES = "read the engine's last lines"
+REMEDIES = {
+    Why.HANG: "read the evidence bundle (incidents/ in the state directory)",
+    Why.FAILING: "read the evidence bundle (incidents/ in the state directory)",
+    Why.START_TIMEOUT: f"{READ_LINES}; if this load is only slow, raise engine.start_timeout",
+}
 
 
 def read(ending: Ending, evidence: ExitEvidence) -> ExitReading:
@@ -43,7 +50,13 @@ def read(ending: Ending, evidence: ExitEvidence) -> ExitReading:
     told = f"{ending.why_sentence}: {reading.root}" if reading.root else ending.why_sentence
     # Without a better cause the number shows only our own KILL.
     cause = Cause.PART_DIED if reading.cause is Cause.KILLED and ending.why not in SEEN else reading.cause
-    return replace(reading, cause=cause, sentence=told, meaning=told)
+    return replace(reading, cause=cause, sentence=told, meaning=told, mend=_remedy(ending, reading))
+
+
+def _remedy(ending: Ending, reading: ExitReading) -> str:
+    if reading.signature is not None:
+        return reading.mend
+    return REMEDIES.get(ending.why, READ_LINES if reading.cause is Cause.KILLED else reading.mend)
 
 
 def _not_spawned(ending: Ending) -> ExitReading:

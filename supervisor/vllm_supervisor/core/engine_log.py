@@ -1,7 +1,8 @@
 """What the engine's lines say: the last of them, the first error of an incarnation and its root, how a load goes on.
 
 Rules:
-* Prefixes that vLLM, torch and Python logging put before a line are taken off before anything is matched.
+* Prefixes that vLLM, torch and Python logging put before a line are taken off before anything is matched, and so are
+  ISO 8601 stamps with a level behind them; of a line that is one JSON object level and message are taken.
 * The root cause is the first error, not the last: what follows are wrappers ("Engine core initialization failed").
   A block whose only causes are wrappers counts only while nothing better is known.
 * An engine that serves for days logs errors that ended nothing. `error(since)` asks for the first one near its end.
@@ -11,9 +12,10 @@ Rules:
 Source of facts: outputs of vLLM 0.32.0 recorded in tests/data; vLLM's logging format (vllm/logger.py).
 """
 
+import json
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 _TAIL_LINES = 500
@@ -32,6 +34,14 @@ _LOGGER = re.compile(
 )
 _GLOG = re.compile(r"\[?([DIWEF])\d{4} \d\d:\d\d:\d\d\.\d+ [^\]]*?:\d+\] ?")
 _PLAIN = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL): +")  # uvicorn
+# 2025-12-01T10:00:00.123Z, [2025-12-01 10:00:00 TP0], 2025-12-01 10:00:00,123 - name - : what stands before a level.
+_ISO_STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?: ?(?:Z|[+-]\d\d:?\d\d))?"
+_ISO = re.compile(rf"(?:\[{_ISO_STAMP}(?: [^\]\s]{{1,40}}){{0,3}}\]|{_ISO_STAMP})[ :|\-]*")
+_ISO_LEVEL = re.compile(
+    r"(?:[\w.]{1,80} [-|] )?[\[<]?(TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|CRITICAL|FATAL)\b[\]>]?[ :|\-]*",
+    re.IGNORECASE,
+)
+_LEVELS = {"WARN": "WARNING", "ERR": "ERROR", "PANIC": "FATAL", "SEVERE": "ERROR"}
 _GLOG_LEVELS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 _ERRORS = frozenset({"ERROR", "CRITICAL", "FATAL"})
 
@@ -68,6 +78,8 @@ class Line:
 def strip(raw: str) -> Line:
     """Take prefixes and escape sequences off a line."""
     rest = _ANSI.sub("", raw).replace("\0", "")
+    if rest.startswith("{") and (line := _json_line(rest)) is not None:
+        return line
     source = level = ""
     while True:
         if found := _PROCESS.match(rest):
@@ -78,11 +90,37 @@ def strip(raw: str) -> Line:
             level = level or _GLOG_LEVELS[found[1]]
         elif found := _PLAIN.match(rest):
             level = level or found[1]
+        elif found := _ISO.match(rest):
+            if after := _ISO_LEVEL.match(rest, found.end()):
+                level, found = level or _level(after[1]), after
         else:
             found = _RANK.match(rest)
         if found is None or not found.end():
             return Line(source, level, rest.rstrip())
         rest = rest[found.end() :]
+
+
+def _json_line(raw: str) -> Line | None:
+    """Read a line that is one JSON object with a message; None if it is none."""
+    try:
+        found = json.loads(raw)
+    except ValueError:
+        return None
+    message = _first_text(found, ("message", "msg", "event"))
+    if message is None:
+        return None
+    level = _first_text(found, ("level", "levelname", "severity", "lvl")) or ""
+    error = (_first_text(found, ("exc_info", "exception", "error", "stack")) or "").strip()
+    told = [message, *error.splitlines()[-1:]]
+    return Line("", _level(level), " ".join(": ".join(told).split()))
+
+
+def _first_text(found: Mapping[str, object], names: Sequence[str]) -> str | None:
+    return next((value for name in names if isinstance(value := found.get(name), str)), None)
+
+
+def _level(word: str) -> str:
+    return _LEVELS.get(word.upper(), word.upper())
 
 
 @dataclass(slots=True)

@@ -69,7 +69,9 @@ class SpawnFailed:
 
 @dataclass(frozen=True, slots=True)
 class LoadProgressed:
-    """The load made visible progress: a new line, CPU seconds or bytes read."""
+    """The load went on: a new line, bytes, growing memory; `cpu_only`: nothing but CPU time was seen."""
+
+    cpu_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

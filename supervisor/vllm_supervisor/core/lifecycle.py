@@ -139,6 +139,8 @@ class State:
     spawned_at: float | None = None
     ready_at: float | None = None
     load_s: float | None = None  # how long the last load took
+    load_seen_at: float | None = None  # when the load last showed more than CPU time
+    load_cpu: bool = False  # CPU time has been seen since
     started: bool = False  # has been ready or was parked: what /startupz shows
     first_dead: tuple[str, ...] = ()  # members that ended before the main process
     ending: Ending | None = None

@@ -2,7 +2,8 @@
 
 Rules:
 * A percentage is taken from any line that prints one; the words before it are its label.
-* Lines that say nothing about the load (routes, banners, warnings of libraries) are passed over.
+* Lines that say nothing about the load (routes, banners, warnings of libraries) are passed over. Of an engine whose
+  lines have no levels every other line is shown.
 * In a log the steps between two reports grow with the time a start takes: a long load makes dozens of lines, not thousands.
 """
 
@@ -36,15 +37,18 @@ class LoadProgress:
         self.line = ""
         self.progress: Progress | None = None
         self.changed_at: float | None = None  # monotonic seconds of the last visible step
+        self._levels = False  # the engine's lines have levels
 
     def add(self, raw: str, now: float) -> None:
         """Take one line of the engine; `now` in monotonic seconds."""
         line = strip(raw)
+        self._levels = self._levels or bool(line.level)
+        wanted = "INFO" if self._levels else ""
         if found := _PERCENT.match(line.text):
             progress = Progress(found[1].strip()[:60], min(100, int(found[2])))
             if progress != self.progress:
                 self.progress, self.changed_at = progress, now
-        elif line.level == "INFO" and line.text not in {"", self.line} and not _PASSED_OVER.match(line.text):
+        elif line.level == wanted and line.text not in {"", self.line} and not _PASSED_OVER.match(line.text):
             self.line, self.progress, self.changed_at = line.text, None, now
 
     def show(self, elapsed_s: float, rss_bytes: int | None, width: int) -> str:

@@ -33,6 +33,8 @@ def spawn(state: State, moment: Moment, policy: Policy) -> Step:
         kill_sent=False,
         spawned_at=moment.now,
         ready_at=None,
+        load_seen_at=moment.now,
+        load_cpu=False,
         first_dead=(),
         ending=None,
         problem="",

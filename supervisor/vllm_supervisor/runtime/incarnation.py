@@ -3,8 +3,7 @@
 Rules:
 * What is seen becomes a fact; nothing is decided here.
 * Everything that watches ends with the main process; the output is read to its end after that, within a bound.
-* Progress of a load is what a person could see in its lines. CPU seconds are none: a rank that waits for a dead peer
-  burns them for ever.
+* What counts as progress of a load is decided in core/load_activity.py; here its lines and its tree are looked at.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from vllm_supervisor.adapters import clock, engine_probe, leftovers, processes
 from vllm_supervisor.adapters.beacon import BeaconReader
 from vllm_supervisor.adapters.cgroup import EngineGroup, Unavailable
 from vllm_supervisor.adapters.child import Child
+from vllm_supervisor.adapters.engine_processes import io_bytes
 from vllm_supervisor.adapters.processes import Member, Tree
 from vllm_supervisor.adapters.pump import Pump
 from vllm_supervisor.core import facts
@@ -24,6 +24,7 @@ from vllm_supervisor.core.address import Address
 from vllm_supervisor.core.engine_log import EngineLog, says_dead
 from vllm_supervisor.core.exit_status import ExitEvidence
 from vllm_supervisor.core.facts import Fact
+from vllm_supervisor.core.load_activity import LoadActivity, Sign, Usage
 from vllm_supervisor.core.load_progress import LoadProgress
 from vllm_supervisor.core.probe import Reach, ReadyCheck, ReadyResult, Unready
 from vllm_supervisor.core.proc import ProcessId
@@ -81,11 +82,14 @@ class Incarnation:
         self.body = body
         self.log = EngineLog()
         self.load = LoadProgress()
+        self._activity = LoadActivity()
+        self._output_bytes = 0
         self.ready = False
         self.started_at = started_at
         self._tell = tell
         self._memory = memory
-        self._pump = Pump(body.child.stdout, body.child.stderr, forward=forward, on_line=self._line)
+        self._forward = forward
+        self._pump = Pump(body.child.stdout, body.child.stderr, forward=self._pass_on, on_line=self._line)
         self._watched: dict[ProcessId, str] = {}  # its parts, by name
         self._living: list[int] = []  # its processes, as last seen
         self._segments = leftovers.Segments()
@@ -163,13 +167,16 @@ class Incarnation:
 
     # -- watchers ----------------------------------------------------------------------------------------------------
 
+    def _pass_on(self, pieces: Sequence[bytes]) -> None:
+        self._output_bytes += sum(map(len, pieces))
+        self._forward(pieces)
+
     def _line(self, line: str) -> None:
         now = clock.monotonic()
         self.log.add(line, now)
         if not self.ready:
-            before = self.load.changed_at
             self.load.add(line, now)
-            if self.load.changed_at != before:
+            if self._activity.line(line):
                 self._tell(facts.LoadProgressed())
         if says_dead(line):
             self._said_dead.set()
@@ -188,7 +195,13 @@ class Incarnation:
             if member.id not in self._watched and member.id != self.body.child.id and member.name.startswith(TITLES):
                 self._watched[member.id] = member.name
                 nursery.start_soon(self._watch_member, member)
-        self._living = [member.id.pid for member in members if not member.dead]
+        living = [member for member in members if not member.dead]
+        self._living = [member.id.pid for member in living]
+        if not self.ready:
+            usage = {one.id: Usage(one.cpu_s, one.rss_bytes, io_bytes(one.id.pid)) for one in living}
+            sign = self._activity.look(usage, self._output_bytes, clock.monotonic())
+            if sign is not None:
+                self._tell(facts.LoadProgressed(cpu_only=sign is Sign.CPU))
 
     async def _watch_segments(self) -> None:
         """Note the shared memory in its processes' hands, also just after it became ready."""
