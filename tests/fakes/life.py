@@ -139,6 +139,7 @@ class Life:
     memory: Memory = field(default_factory=Memory)
     said: list[Judgement] = field(default_factory=list)
     completions: float = 0.0
+    shown: Callable[[float, EngineSeries], EngineSeries | None] | None = None  # what the metrics make of a series
 
     @property
     def last(self) -> Judgement:
@@ -177,6 +178,7 @@ class Life:
             self.door = replace(
                 self.door,
                 completions=int(self.completions),
+                served=int(self.completions),
                 last_byte_at=self.now if self.bytes_flow else self.door.last_byte_at,
                 last_success_at=self.now if self.completions_s else self.door.last_success_at,
             )
@@ -189,7 +191,10 @@ class Life:
         """Return what is seen at this tick."""
         metrics = None
         if self.metrics == "read":
-            metrics = MetricsSample(self.now, tuple(engine.series() for engine in self.engines), self.start)
+            series = [engine.series() for engine in self.engines]
+            if self.shown is not None:
+                series = [one for each in series if (one := self.shown(self.now, each)) is not None]
+            metrics = MetricsSample(self.now, tuple(series), self.start)
         elif isinstance(self.metrics, ScrapeFault):
             metrics = MetricsSample(self.now, fault=self.metrics, status=self.status)
         return Observation(

@@ -308,6 +308,21 @@ def test_an_idle_engine_that_hangs_is_found_by_its_probe(start: Callable[..., Ju
     assert until(lambda: judged.client.chat().status_code == 200, within=5.0, what="served again")
 
 
+def test_metrics_that_contradict_our_account_are_dropped_and_named(start: Callable[..., Judged]) -> None:
+    """Series that stay 0 while requests complete are told of once, stand in the status, and restart nothing."""
+    judged = start("--mock-fault", "metrics_zero").ready()
+    for _ in range(5):
+        assert judged.client.chat().status_code == 200
+    status = judged.wait(lambda status: status["health"]["evidence"].get("metrics_dropped"), "the metrics are dropped")
+    assert "all counters stay at 0" in status["health"]["evidence"]["metrics_dropped"]
+    assert status["health"]["source"] == "front door"
+    assert judged.client.chat().status_code == 200
+    judged.wait(lambda status: status["health"]["verdict"] == "idle", "idle")
+    [said] = judged.events("metrics_dropped")
+    assert "contradicts our own account" in said["sentence"]
+    assert judged.restarts == {}
+
+
 def test_a_beacon_that_is_required_and_missing_fails_the_start(account: Account) -> None:
     """`engine.beacon = require` with an engine that reports no steps ends with what to do about it."""
     supervisor = account.start(

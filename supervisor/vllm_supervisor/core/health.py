@@ -7,16 +7,18 @@ Rules:
   (`health_rules.RULES`), the clocks are in `progress`.
 * Two lives are never compared: another incarnation, another start time, or counters that fell where no start time says
   otherwise, begin a new memory and ask for an answer. Start times that come back after another one mean a proxy.
+* Metrics that contradict our own account (`metrics_trust`) are left out, and named in the judgement.
 * A tick that came late, a suspended machine, sleep and pause void every timer.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from vllm_supervisor.core import progress
+from vllm_supervisor.core import metrics_trust, progress
 from vllm_supervisor.core.health_rules import find
+from vllm_supervisor.core.metrics_trust import Trust
 from vllm_supervisor.core.progress import Track
-from vllm_supervisor.core.samples import EngineSeries, MetricsSample, Observation
+from vllm_supervisor.core.samples import EngineSeries, MetricsSample, Observation, ScrapeFault
 from vllm_supervisor.core.situation import Finding, HealthPolicy, Situation, Value
 from vllm_supervisor.core.words import Verdict
 
@@ -49,6 +51,8 @@ class Judgement:
     tokens_per_s: float | None
     steps_per_s: float | None
     progress_at: float | None
+    dropped: str = ""  # why the metrics are not believed, or ""
+    beacons_dropped: str = ""  # the same of the beacons
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class Memory:
     metrics: MetricsSample | None = None
     completions: int = 0
     starts: tuple[float, ...] = ()
+    trust: Trust = field(default_factory=Trust)
     unproven: bool = False
     pardoned_5xx: int = 0
     verdict: Verdict | None = None
@@ -77,6 +82,7 @@ def judge(memory: Memory, seen: Observation, policy: HealthPolicy) -> tuple[Memo
     """Return the memory after this tick and what is to be said at it."""
     before = memory
     memory, restarted = _lives(memory, seen)
+    memory, seen = _believed(memory, seen)
     if seen.late > policy.late_limit:
         memory = _void(memory, seen.at)
     tracks = _tracks(memory, seen, policy)
@@ -116,6 +122,8 @@ def judge(memory: Memory, seen: Observation, policy: HealthPolicy) -> tuple[Memo
         tokens_per_s=situation.tokens_per_s,
         steps_per_s=situation.steps_per_s,
         progress_at=slowest.moved_at,
+        dropped=memory.trust.dropped,
+        beacons_dropped=memory.trust.beacons_dropped,
     )
 
 
@@ -147,7 +155,10 @@ def _situation(memory: Memory, seen: Observation, policy: HealthPolicy) -> Situa
         waiting=waiting,
         tokens_per_s=memory.tokens_per_s,
         steps_per_s=memory.steps_per_s,
-        alternating=_alternates(memory.starts),
+        alternating=not memory.trust.dropped and _alternates(memory.starts),
+        dropped=memory.trust.dropped,
+        beacons_dropped=memory.trust.beacons_dropped,
+        counted=memory.trust.counted or seen.door is None,
         unproven=memory.unproven,
         computes=memory.computed_at is not None and seen.at - memory.computed_at < RESTS,
         pardoned_5xx=memory.pardoned_5xx,
@@ -167,12 +178,35 @@ def _lives(memory: Memory, seen: Observation) -> tuple[Memory, bool]:
     start = metrics.process_start
     if start is not None and memory.starts and start != memory.starts[-1]:
         starts = (*memory.starts, start)[-STARTS_KEPT:]
-        return Memory(verdict=memory.verdict, since=memory.since, starts=starts, unproven=True), True
+        fresh = Memory(verdict=memory.verdict, since=memory.since, starts=starts, trust=memory.trust, unproven=True)
+        if seen.incarnation is not None and _alternates(starts):
+            return replace(fresh, incarnation=memory.incarnation, unproven=False), False
+        return fresh, True
     if start is not None and not memory.starts:
         memory = replace(memory, starts=(start,))
     if start is None and seen.incarnation is None and _fell(memory, metrics):
         return Memory(verdict=memory.verdict, since=memory.since, unproven=True), True
     return memory, False
+
+
+def _believed(memory: Memory, seen: Observation) -> tuple[Memory, Observation]:
+    """Compare the metrics with our own account; what does not fit it is taken out of memory and observation."""
+    if seen.incarnation is None:
+        return memory, seen
+    trust = metrics_trust.compare(memory.trust, seen.metrics, seen.door, alternating=_alternates(memory.starts))
+    if trust.dropped and not memory.trust.dropped:
+        tracks = {
+            label: replace(track, series=None) for label, track in memory.tracks.items() if track.beacon is not None
+        }
+        memory = replace(memory, tracks=tracks, metrics=None, tokens=None, tokens_per_s=None)
+    trust = metrics_trust.compare_beacons(trust, seen.beacons, seen.door)
+    if trust.beacons_dropped:
+        if not memory.trust.beacons_dropped:
+            memory = replace(memory, tracks={}, steps=None, steps_per_s=None)
+        seen = replace(seen, beacons=())
+    if trust.dropped and seen.metrics is not None and seen.metrics.fault is None:
+        seen = replace(seen, metrics=MetricsSample(seen.at, fault=ScrapeFault.CONTRADICTED))
+    return replace(memory, trust=trust), seen
 
 
 def _fell(memory: Memory, metrics: MetricsSample) -> bool:
@@ -203,6 +237,9 @@ def _tracks(memory: Memory, seen: Observation, policy: HealthPolicy) -> dict[str
     series: dict[str, EngineSeries] = {one.engine: one for one in seen.metrics.engines} if seen.metrics else {}
     beacons = {one.engine: one for one in seen.beacons}
     labels = sorted({*memory.tracks, *series, *beacons})
+    if seen.metrics is not None and seen.metrics.fault is None:
+        # An engine that neither the metrics nor a beacon know any more has gone, and its last gauges with it.
+        labels = [label for label in labels if label in series or label in beacons]
     if beacons and "" in labels:
         # Metrics from before the label existed belong to the one engine there is.
         labels.remove("")
@@ -214,10 +251,9 @@ def _tracks(memory: Memory, seen: Observation, policy: HealthPolicy) -> dict[str
     tracks = {}
     for label in labels:
         beacon = beacons.get(label)
-        silent = door is None or (
-            door.silent_since is not None
-            and (alone or seen.at - door.silent_since >= min(progress.SILENCE, policy.waits_slow[0]))
-        )
+        silent = seen.at if door is None else door.silent_since
+        if silent is not None and door is not None and not alone:
+            silent = silent if seen.at - silent >= min(progress.SILENCE, policy.waits_slow[0]) else None
         tracks[label] = progress.observe(
             memory.tracks.get(label),
             seen.at,
@@ -226,7 +262,7 @@ def _tracks(memory: Memory, seen: Observation, policy: HealthPolicy) -> dict[str
             alone_byte_at=door.last_byte_at if alone and door is not None else None,
             # Of several engines a probe reaches one, and says nothing of one whose beacon tells better.
             answered_at=seen.probe.answered_at if alone or beacon is None else None,
-            gauges_count=silent and not blind,
+            silent_since=None if blind else silent,
             finished=float(door.completions) if door is not None else None,
             gap=policy.waits_slow[0],
         )
@@ -250,7 +286,9 @@ def _whole(memory: Memory, seen: Observation, policy: HealthPolicy, tracks: Mapp
     since = now if users or probe.sent_at is None else probe.sent_at
     present = users or probe.sent_at is not None
     whole = replace(whole, starved_at=now)
-    return progress.demand(whole, now, present=present, open_now=users, since=since, gap=policy.waits_slow[0])
+    return progress.demand(
+        whole, now, present=present, open_since=now if users else None, since=since, gap=policy.waits_slow[0]
+    )
 
 
 # -- what else is remembered -----------------------------------------------------------------------------------------
@@ -308,7 +346,9 @@ def _rate_of(memory: Memory, name: str, at: float, total: float) -> Memory:
 def _evidence(s: Situation) -> dict[str, Value]:
     """Return the numbers that stand beside every verdict."""
     seen, door, metrics = s.seen, s.seen.door, s.metrics
+    dropped = {"metrics_dropped": s.dropped, "beacons_dropped": s.beacons_dropped}
     facts: dict[str, Value] = {
+        **{name: why for name, why in dropped.items() if why},
         "source": s.source,
         "running": s.running,
         "waiting": s.waiting,

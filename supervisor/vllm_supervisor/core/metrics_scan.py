@@ -5,6 +5,7 @@ Rules:
   tens of milliseconds on it and would stall the streams that share our loop. Here each needed name is searched for.
 * Series are known by both of their names where vLLM renamed them, and told apart by the label `engine` (vLLM has had
   it since 0.10; before, there is one engine, labelled "").
+* A value that cannot be one (not finite, negative) is as good as missing.
 * A missing series is None. Samples of one engine that differ in other labels (model, reason, process) are added up,
   but of a usage the largest counts.
 * `vllm:iteration_tokens_total_count` counts batches that carried outputs. It is not the number of engine steps.
@@ -98,7 +99,7 @@ def _samples(text: bytes, name: bytes) -> Iterator[tuple[bytes, float]]:
             value = float(rest.split()[0])
         except (ValueError, IndexError):
             continue
-        if math.isfinite(value):
+        if math.isfinite(value) and value >= 0:
             yield labels, value
 
 

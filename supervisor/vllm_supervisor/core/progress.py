@@ -40,6 +40,8 @@ class Track:
     updated_at: float = 0.0
     extended: bool = False  # the one extension for compilers was given
     open_now: bool = False  # demand is there that no gauge can feign
+    open_at: float | None = None  # first such demand since the last progress
+    open_s: float = 0.0  # time with such demand since then
     in_decode: bool = False
     starved_at: float = 0.0
     starved_tokens: float = 0.0
@@ -75,17 +77,24 @@ class Track:
         return _worked(self.series, self.beacon) - self.starved_worked >= 2
 
 
-def demand(track: Track, now: float, *, present: bool, open_now: bool, since: float, gap: float) -> Track:
+def demand(track: Track, now: float, *, present: bool, open_since: float | None, since: float, gap: float) -> Track:
     """Move the clock of `track` by what is demanded now; `since` is when the demand began, if it began now.
 
-    `gap`: after so many seconds without any demand the clock stops.
+    `open_since`: since when demand is there that no gauge can feign, or None. `gap`: after so many seconds without any
+    demand the clock stops.
     """
     passed = now - track.updated_at if track.updated_at else 0.0
+    open_now = present and open_since is not None
     if present:
         started = track.demand_at is None
+        begun = max(since, track.progress_at) if track.demand_at is None else track.demand_at
+        if open_since is not None and track.open_at is None:
+            track = replace(track, open_at=max(begun, open_since, track.progress_at))
+        elif open_now:
+            track = replace(track, open_s=track.open_s + passed)
         return replace(
             track,
-            demand_at=max(since, track.progress_at) if started else track.demand_at,
+            demand_at=begun,
             seen_at=now,
             demand_s=0.0 if started else track.demand_s + passed,
             updated_at=now,
@@ -99,6 +108,8 @@ def demand(track: Track, now: float, *, present: bool, open_now: bool, since: fl
         extended=track.extended and not left,
         updated_at=now,
         open_now=False,
+        open_at=None if left else track.open_at,
+        open_s=0.0 if left else track.open_s,
     )
 
 
@@ -111,6 +122,8 @@ def progressed(track: Track, at: float) -> Track:
         demand_at=None,
         seen_at=None,
         demand_s=0.0,
+        open_at=None,
+        open_s=0.0,
         extended=False,
         kv_max=track.series.kv_usage or 0.0 if track.series is not None else 0.0,
     )
@@ -124,6 +137,8 @@ def void(track: Track, now: float) -> Track:
         demand_at=None,
         seen_at=None,
         demand_s=0.0,
+        open_at=None,
+        open_s=0.0,
         starved_at=now,
         extended=False,
         updated_at=now,
@@ -138,15 +153,15 @@ def observe(
     *,
     alone_byte_at: float | None,
     answered_at: float | None,
-    gauges_count: bool,
+    silent_since: float | None,
     finished: float | None,
     gap: float,
 ) -> Track:
     """Take one look at an engine.
 
     `series` None: not read this time. `alone_byte_at`: last byte of an answer, if there is one engine only.
-    `answered_at`: last answer to a probe that proves something for this engine. `gauges_count`: a gauge that says
-    "running" can be believed. `finished`: requests that have completed, of a better source than `series`.
+    `answered_at`: last answer to a probe that proves something for this engine. `silent_since`: since when a gauge that
+    says "running" can be believed, or None. `finished`: requests that have completed, of a better source than `series`.
     """
     if track is None or (beacon is not None and track.beacon is not None and beacon.pid != track.beacon.pid):
         track = Track(progress_at=now, updated_at=now, starved_at=now)
@@ -169,7 +184,7 @@ def observe(
     ):
         track = _anchor(track, now, finished)
     track = replace(track, in_decode=beacon.in_decode if beacon is not None else False)
-    return demand(track, now, present=present, open_now=present and (exact or gauges_count), since=now, gap=gap)
+    return demand(track, now, present=present, open_since=now if exact else silent_since, since=now, gap=gap)
 
 
 def counts(track: Track) -> tuple[float | None, float | None]:

@@ -71,6 +71,7 @@ class ScrapeFault(StrEnum):
     HTTP_ERROR = "http_error"
     NO_SERIES = "no_series"  # answered, without a single series of an engine
     BROKEN = "broken"  # cut short, or not HTTP
+    CONTRADICTED = "contradicted"  # its series do not fit our own account: see core/metrics_trust.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ class DoorSample:
     engine_5xx: int  # in a row, without a success in between
     engine_5xx_since: float | None
     last_success_at: float | None
+    served: int = 0  # of `completions`: work of the engine's, which its counters have to show
     admin_calls: int = 0  # an operator's calls that run on the engine's loop (LoRA loads …) and have not ended
 
 

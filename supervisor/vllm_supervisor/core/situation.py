@@ -3,8 +3,8 @@
 Rules:
 * The quick waits hold only for an open step of decode size that a beacon shows, long enough after ready, and with no
   call of an operator on the engine's loop; in every other case the slow ones do.
-* Proof is a clock whose waits are over, with demand that no gauge can feign through at least half of them, or with a
-  probe that failed, or with a probe that has been out for the full waits itself.
+* Proof is a clock whose waits are over, with demand that no gauge can feign for as long, and there through at least half
+  of it; or with a probe that failed, or with a probe that has been out for the full waits itself.
 """
 
 from collections.abc import Mapping
@@ -54,6 +54,9 @@ class Situation:
     unproven: bool  # counters began a new life, and nothing has been answered since
     computes: bool  # the engine's processes have used CPU time lately
     pardoned_5xx: int  # errors in a row that a later answered probe has outweighed
+    counted: bool = True  # some counter of the metrics has been above 0, or nobody can say that one should be
+    dropped: str = ""  # why the metrics are not believed, or ""
+    beacons_dropped: str = ""  # the same of the beacons
 
     @property
     def now(self) -> float:
@@ -79,7 +82,8 @@ class Situation:
     def needed(self, track: Track) -> float:
         """Return how long a track may show demand without progress before it is proof."""
         total = sum(self.waits_for(track)) + (self.policy.compile_extension if track.extended else 0.0)
-        return max(total, SILENT_WORK) if self.computes and self.source == "front door" else total
+        silent = self.source == "front door" or (self.source == "metrics" and not self.counted)
+        return max(total, SILENT_WORK) if self.computes and silent else total
 
     def expired(self, track: Track) -> bool:
         """Whether the waits of a track are over."""
@@ -90,7 +94,12 @@ class Situation:
         if not self.expired(track) or track.clock is None:
             return False
         needed, probe = self.needed(track), self.seen.probe
-        if track.open_now and track.demand_s >= needed / 2:
+        if (
+            track.open_now
+            and track.open_at is not None
+            and self.now - track.open_at >= needed
+            and track.open_s >= needed / 2
+        ):
             return True
         if probe.failed_at is not None and probe.failed_at > track.clock:
             return True

@@ -15,6 +15,7 @@ from vllm_supervisor.mock.engine import WORDS, Engine
 from vllm_supervisor.mock.faults import FAULTS, FaultError, FaultSet
 from vllm_supervisor.mock.metrics import Facts, Variant, render
 from vllm_supervisor.mock.options import Options
+from vllm_supervisor.mock.stats import Stats
 from vllm_supervisor.mock.web import Exchange, now
 
 VERSION = "0.32.0"
@@ -53,7 +54,10 @@ class Control:
         if status is not None:
             await exchange.answer(status, b"Internal Server Error", "text/plain; charset=utf-8")
             return
-        text = render([core.stats for core in self._engine.cores], self._facts(), self._variant())
+        counted = [core.stats for core in self._engine.cores]
+        if self._faults.on("metrics_zero"):
+            counted = [Stats(stats.max_model_len) for stats in counted]
+        text = render(counted, self._facts(), self._variant())
         await exchange.answer(200, text.encode(), "text/plain; version=1.0.0; charset=utf-8")
 
     def _variant(self) -> Variant:

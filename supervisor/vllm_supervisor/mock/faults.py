@@ -192,6 +192,7 @@ FAULTS: tuple[Fault, ...] = (
         "",
         "/metrics has the names of older releases: gpu_cache_usage_perc, no engine label.",
     ),
+    _F("metrics_zero", Kind.FLAG, "", "/metrics has every series, at 0, whatever was done."),
     _F("stale_gauges", Kind.FLAG, "", "The gauges keep the values they have now."),
     _F(
         "start_time_alternates",

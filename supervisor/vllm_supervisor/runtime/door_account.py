@@ -39,7 +39,7 @@ class DoorAccount:
 
     def begin(self) -> None:
         """Forget the last incarnation."""
-        self._completions = 0
+        self._completions = self._served = 0
         self._errors = 0
         self._errors_since: float | None = None
         self._success_at: float | None = None
@@ -62,6 +62,7 @@ class DoorAccount:
         if result is Outcome.COMPLETED:
             if not admin and outcome.status is not None and outcome.status < 300:
                 self._completions += 1
+                self._served += request is not None and request.request_class is not RequestClass.OTHER
                 self._errors, self._errors_since = 0, None
                 # The engine's last byte, not the client's: a slow reader of an old answer says nothing of the engine.
                 last = None if request is None else request.last_byte_at
@@ -94,6 +95,7 @@ class DoorAccount:
             silent_since=min(silences, default=None),
             last_byte_at=max((moment for moment in moments if moment is not None), default=None),
             completions=self._completions,
+            served=self._served,
             engine_5xx=self._errors,
             engine_5xx_since=self._errors_since,
             last_success_at=self._success_at,

@@ -173,7 +173,9 @@ class Watch:
     def _observe(self, current: Incarnation, ready_at: float, prober: Prober, now: float, late: float) -> Observation:
         main = current.body.child.id.pid
         self.beacons = self._testimony.read()
-        if self.beacons:  # for requests whose id names none of the scheduler's
+        if (
+            self.beacons and not self._memory.trust.beacons_dropped
+        ):  # for requests whose id names none of the scheduler's
             self._journal.counts(sum(one.running + one.waiting for one in self.beacons), now)
         scraped, self._scraped = self._scraped, None
         return Observation(
@@ -218,6 +220,13 @@ class Watch:
         before, self.judgement = self.judgement, judgement
         if judgement.restarted:
             self._say("restarted", "the engine's counters began a new life", "warning")
+        for event, source, why, known in (
+            ("metrics_dropped", "/metrics", judgement.dropped, before is not None and before.dropped),
+            ("beacons_dropped", "beacon", judgement.beacons_dropped, before is not None and before.beacons_dropped),
+        ):
+            if why and not known:
+                said = f"the engine's {source} contradicts our own account and is not judged by any more: {why}"
+                self._say(event, said, "warning")
         was = None if before is None else before.verdict
         if judgement.verdict is not was and not (judgement.verdict in QUIET and (was is None or was in QUIET)):
             level = "info" if judgement.verdict in QUIET else "warning"
@@ -267,7 +276,7 @@ class Watch:
         sample = metrics_sample(clock.monotonic(), reply.reach, reply.status, reply.body)
         self.scrapes["ok" if sample.fault is None else sample.fault.value] += 1
         self._scraped = sample
-        if sample.engines and not self.beacons:
+        if sample.engines and not self.beacons and not self._memory.trust.dropped:
             running = [one.running for one in sample.engines]
             waiting = [one.waiting for one in sample.engines]
             if None not in running and None not in waiting:
