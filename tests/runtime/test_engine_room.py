@@ -20,7 +20,6 @@ def test_a_full_run_directory_is_a_failed_start_that_may_pass(
 ) -> None:
     """Whichever directory of an incarnation cannot be made for want of room, the start fails and is tried again."""
     plan: Any = SimpleNamespace(
-        run_dir=tmp_path,
         kind=EngineKind.VLLM,
         config=SimpleNamespace(engine=SimpleNamespace(beacon="auto")),
         command=SimpleNamespace(transport=Transport.UDS),
@@ -41,6 +40,7 @@ def test_a_full_run_directory_is_a_failed_start_that_may_pass(
         nursery=none,
         instance="i",
         run="r",
+        run_dir=lambda: tmp_path,
         subreaper=False,
         cgroup=Unavailable("none"),
         tell=told.append,

@@ -107,7 +107,7 @@ async def rig(
             "journal": Ledger(),
             "testimony": SimpleNamespace(read=tuple),
         }
-        incarnation = SimpleNamespace(body=body)
+        incarnation = SimpleNamespace(body=body, address=address)
         watch = Watch(
             gate=gate,
             account=DoorAccount(FakeJournal(), gate, clock.monotonic, late=lambda: None, ledger_failed=lambda: None),

@@ -72,7 +72,7 @@ class BadCallError(Exception):
 
 
 async def serve(listener: socket.socket, handler: Handler, on_fault: Callable[[BaseException], None]) -> None:
-    """Answer on `listener` (bound, listening, non-blocking) until cancelled."""
+    """Answer on `listener` (bound, listening, non-blocking) until cancelled, or until it is closed: what is open ends well."""
     sock = trio.socket.from_stdlib_socket(listener)
     places = trio.Semaphore(MAX_CONNECTIONS)
     async with trio.open_nursery() as nursery:
@@ -80,6 +80,8 @@ async def serve(listener: socket.socket, handler: Handler, on_fault: Callable[[B
             await places.acquire()
             try:
                 connection, _ = await sock.accept()
+            except trio.ClosedResourceError:
+                return
             except OSError as fault:  # out of file descriptors, say: the next caller may have more luck
                 places.release()
                 on_fault(fault)

@@ -22,6 +22,7 @@ CONTROL_SOCKET = "control.sock"
 
 _NAME = "vllm-supervisor"
 _SYSTEM = Path("/run")
+_SERVICES_STATE = Path("/var/lib")  # where StateDirectory= of a system's unit is
 _LONGEST_SOCKET = 99
 _LONGEST_FILE_NAME = 28  # "/engine-RRRRRRRR-NNNNN.sock", the longest name we put into the run directory
 
@@ -54,6 +55,14 @@ def control_sockets(configured: str, environ: Mapping[str, str]) -> list[tuple[s
     return [(entry.name, entry / CONTROL_SOCKET) for entry in candidates if _is_socket(entry / CONTROL_SOCKET)]
 
 
+def state_directories(configured: str, environ: Mapping[str, str]) -> list[Path]:
+    """Return every state directory where one of this user's instances, or a service's, can be; alive or not."""
+    pattern = state_directory(configured, environ, "-")
+    if pattern.name != "-":
+        return [pattern]
+    return [*_entries(pattern.parent), *_entries(_SERVICES_STATE / _NAME)]
+
+
 def control_places(configured: str, environ: Mapping[str, str]) -> list[Path]:
     """Return the directories in which `control_sockets` looks, for people whose supervisor is in none of them."""
     single = _single_run_directory(configured, environ)
@@ -64,6 +73,26 @@ def prepare_run_directory(path: Path) -> None:
     """Make the run directory, and check that sockets can live in it. SetupError otherwise."""
     check_length(path)
     _prepare(path, "run directory", "run_dir")
+
+
+def prepare_again(path: Path, configured: str, environ: Mapping[str, str], name: str) -> Path:
+    """Make the run directory `path` of instance `name` once more, or the next one in which tools look; return it.
+
+    A shared place can be gone for good (`/run/user/UID` after the last logout). Raises the first SetupError if none is to
+    be had.
+    """
+    places = [path]
+    if _single_run_directory(configured, environ) is None:
+        places += [shared / name for shared in _shared_run_directories(environ) if shared / name != path]
+    problem: SetupError | None = None
+    for place in places:
+        try:
+            prepare_run_directory(place)
+        except SetupError as error:
+            problem = problem or error
+        else:
+            return place
+    raise problem or SetupError(f"run directory {path} cannot be made")
 
 
 def leave_run_directory(path: Path, configured: str, environ: Mapping[str, str]) -> None:

@@ -17,12 +17,14 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from vllm_supervisor.core.errors import SetupError
 from vllm_supervisor.core.json_text import JsonError, parse_json
 from vllm_supervisor.core.plain_text import one_line
+from vllm_supervisor.core.instances import Locked, flock_holders
 from vllm_supervisor.core.plan import Holder, held
 
 _NAME = "lock"
@@ -110,6 +112,29 @@ def _check(fd: int) -> None:
     """Raise OSError unless `fd` is a regular file: what is in its place may be anybody's work."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise OSError(errno.EINVAL, f"its file {_NAME} is no regular file, remove it")
+
+
+def living(directories: Iterable[Path]) -> list[Locked]:
+    """Return who holds the locks of these state directories, as far as this user may read them; no lock is touched."""
+    try:
+        locks = flock_holders(Path("/proc/locks").read_text("ascii", "replace"))
+    except OSError:
+        return []
+    found = []
+    for directory in directories:
+        try:
+            fd = os.open(directory / _NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            holder = _holder(fd)
+            if holder is not None and holder.pid in locks.get(os.fstat(fd).st_ino, ()):
+                found.append(Locked(holder, directory))
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+    return found
 
 
 def _holder(fd: int) -> Holder | None:

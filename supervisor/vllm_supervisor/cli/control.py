@@ -32,7 +32,7 @@ def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -
 @click.pass_obj
 def drain(options: GlobalOptions, *, wait: bool, hook: bool, timeout: float | None) -> int:
     """Close admission and let what is in flight finish; `resume` opens it again."""
-    client = connect(options)
+    client = connect(options, acts=True)
     answer = client.post("/drain", {"wait": wait, "hook": hook, "timeout_s": timeout}, patient=wait)
     in_flight, background, cut = (int(answer.get(name, 0)) for name in ("in_flight", "background", "cut"))
     more = f", {background} answered and still running" if background else ""
@@ -46,7 +46,7 @@ def drain(options: GlobalOptions, *, wait: bool, hook: bool, timeout: float | No
 @click.pass_obj
 def resume(options: GlobalOptions) -> None:
     """Open admission again after a drain."""
-    client = connect(options)
+    client = connect(options, acts=True)
     answer = client.post("/resume", {})
     click.echo(f"admission: {answer.get('admission', 'open')}")
 
@@ -56,7 +56,7 @@ def resume(options: GlobalOptions) -> None:
 @click.pass_obj
 def restart(options: GlobalOptions, *, reason: str) -> None:
     """Stop the engine in order and start it anew; leaves `parked` as well."""
-    client = connect(options)
+    client = connect(options, acts=True)
     answer = client.post("/restart", {"reason": reason})
     click.echo(f"restarting: incarnation {answer.get('incarnation', '?')} is being replaced")
 
@@ -69,7 +69,7 @@ def stop(options: GlobalOptions) -> None:
     A second one ends the drain now, as a second TERM does: what is still open is cut. To wait for the end:
     `events --follow` shows how it goes and returns then.
     """
-    client = connect(options)
+    client = connect(options, acts=True)
     answer = client.post("/stop", {})
     click.echo(f"{answer.get('does', 'stopping')}; `events --follow` shows how it goes and returns at the end")
 

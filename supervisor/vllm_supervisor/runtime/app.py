@@ -20,9 +20,7 @@ from vllm_supervisor import __version__
 from vllm_supervisor.adapters import (
     cgroup,
     clock,
-    control_access,
     descriptors,
-    directories,
     given_sockets,
     log,
     nvidia,
@@ -59,6 +57,7 @@ from vllm_supervisor.core.timeouts import Limits
 from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 from vllm_supervisor.runtime.memory_keeper import MemoryWorld
+from vllm_supervisor.runtime.run_directory import RunDirectory
 from vllm_supervisor.runtime.run_identity import LineFactory, RunIdentity
 from vllm_supervisor.runtime.supervise import supervise
 from vllm_supervisor.runtime.world import LEDGER, Listener, World
@@ -128,15 +127,10 @@ def _world(
     run_id = secrets.token_hex(4)
     lock = StateLock(plan.state_dir, run=run_id, name=plan.name, port_option=plan.port_option)
     held.callback(lock.release)
-    directories.prepare_run_directory(plan.run_dir)  # under the lock: the last holder removes it as it leaves
-    held.callback(directories.leave_run_directory, plan.run_dir, plan.config.run_dir, plan.environ)
-    control_address = UnixAddress(str(plan.run_dir / "control.sock"))
+    place = RunDirectory(plan)  # under the lock: the last holder removes it as it leaves
+    held.callback(place.close)
     certificates = None if plan.tls is None else Certificates(plan.tls)
     listeners = _listeners(plan, held)
-    control = held.enter_context(ports.listen(control_address, mode=0o600))
-    held.callback(Path(control_address.path).unlink, missing_ok=True)
-    if plan.config.control.group:
-        control_access.open_to_group(Path(control_address.path), plan.config.control.group)
     notifier = Notifier(plan.environ)
     held.callback(notifier.close)
     journal, writer = _ledgers(plan, run_id, lock)
@@ -151,7 +145,7 @@ def _world(
         listeners=listeners,
         max_connections=connections_there_is_room_for(plan.config.front_door.max_connections),
         certificates=certificates,
-        control=control,
+        place=place,
         output=streams.out,
         terminal=streams.terminal,
         hangs_up=controls_us(),

@@ -14,6 +14,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ class EngineRoom:
         nursery: trio.Nursery,
         instance: str,
         run: str,
+        run_dir: Callable[[], Path | None],
         subreaper: bool,
         cgroup: Cgroup | Unavailable,
         tell: Callable[[Fact], None],
@@ -62,12 +64,14 @@ class EngineRoom:
     ) -> None:
         """`instance` and `run` mark the engine's processes; `forward` takes the engine's lines.
 
+        `run_dir` gives the directory for its sockets, or None while there is none: a temporary one is made then.
         `requests_lost` counts the requests that failed or were cut since a time (monotonic seconds).
         """
         self._plan = plan
         self._nursery = nursery
         self._instance = instance
         self._run = run
+        self._run_dir = run_dir
         self._subreaper = subreaper
         self._cgroup = cgroup
         self._tell = tell
@@ -81,12 +85,13 @@ class EngineRoom:
 
     def spawn(self, number: int) -> None:
         """Start incarnation `number` and everything that watches it."""
+        run_dir = self._run_dir()
         try:
-            home = self._home(number)
+            home = self._home(number, run_dir)
             steps = self._beacon(home)
-            address = self._address(number)
+            address = self._address(number, run_dir or home)
         except OSError as fault:
-            sentence = f"{self._plan.run_dir} cannot hold the engine's sockets: {fault.strerror}"
+            sentence = f"{run_dir or tempfile.gettempdir()} cannot hold the engine's sockets: {fault.strerror}"
             self._tell(facts.SpawnFailed(sentence, may_pass=fault.errno in MAY_PASS))
             return
         marker = Marker(self._instance, self._run, number)
@@ -191,7 +196,9 @@ class EngineRoom:
 
     def _clear_earlier(self) -> None:
         """Remove the sockets, directories and groups of engines of an earlier run: none of their processes is left."""
-        leftovers.remove_homes(self._plan.run_dir, self._run)
+        run_dir = self._run_dir()
+        if run_dir is not None:
+            leftovers.remove_homes(run_dir, self._run)
         if isinstance(self._cgroup, Cgroup):
             for group in self._cgroup.earlier_engines():
                 group.remove()
@@ -201,7 +208,8 @@ class EngineRoom:
         body = ended.body
         removed = ended.clear()
         if isinstance(body.address, UnixAddress):
-            Path(body.address.path).unlink(missing_ok=True)
+            with suppress(OSError):  # it may have been removed, with what it stood in
+                Path(body.address.path).unlink()
         shutil.rmtree(body.home, ignore_errors=True)
         if isinstance(body.group, EngineGroup):
             body.group.remove()
@@ -212,10 +220,10 @@ class EngineRoom:
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
-    def _home(self, number: int) -> Path:
+    def _home(self, number: int, run_dir: Path | None) -> Path:
         """Make the incarnation's private directory: vLLM's inner sockets go there and nobody else's."""
-        home = self._plan.run_dir / f"engine-{self._run}-{number}"
-        if len(os.fsencode(home)) > LONGEST_HOME:
+        home = None if run_dir is None else run_dir / f"engine-{self._run}-{number}"
+        if home is None or len(os.fsencode(home)) > LONGEST_HOME:
             return Path(tempfile.mkdtemp(prefix="vsup-"))  # 0700 as well
         home.mkdir(mode=0o700)
         return home
@@ -228,9 +236,9 @@ class EngineRoom:
         steps.mkdir(mode=0o700)
         return steps
 
-    def _address(self, number: int) -> Address:
+    def _address(self, number: int, directory: Path) -> Address:
         if self._plan.command.transport is Transport.UDS:
-            return UnixAddress(str(self._plan.run_dir / f"engine-{self._run}-{number}.sock"))
+            return UnixAddress(str(directory / f"engine-{self._run}-{number}.sock"))
         with socket.socket() as probe:  # the kernel's choice of a free port; the engine binds it a moment later
             probe.bind(("127.0.0.1", 0))
             return TcpAddress("127.0.0.1", probe.getsockname()[1])

@@ -17,10 +17,11 @@ from vllm_supervisor.adapters.beacon import BeaconReader
 from vllm_supervisor.adapters.cgroup import EngineGroup, Unavailable
 from vllm_supervisor.adapters.child import Child
 from vllm_supervisor.adapters.engine_processes import io_bytes
+from vllm_supervisor.adapters.engine_socket import EngineSocket
 from vllm_supervisor.adapters.processes import Member, Tree
 from vllm_supervisor.adapters.pump import Pump
 from vllm_supervisor.core import facts
-from vllm_supervisor.core.address import Address
+from vllm_supervisor.core.address import Address, UnixAddress
 from vllm_supervisor.core.engine_log import EngineLog, says_dead
 from vllm_supervisor.core.exit_status import ExitEvidence
 from vllm_supervisor.core.facts import Fact
@@ -92,6 +93,8 @@ class Incarnation:
         self._pump = Pump(body.child.stdout, body.child.stderr, forward=self._pass_on, on_line=self._line)
         self._watched: dict[ProcessId, str] = {}  # its parts, by name
         self._living: list[int] = []  # its processes, as last seen
+        self._socket = EngineSocket(body.address) if isinstance(body.address, UnixAddress) else None
+        self.socket_removed = False  # its file is gone while it is reached all the same
         self._segments = leftovers.Segments()
         self._became_ready = trio.Event()
         self._said_dead = trio.Event()
@@ -116,6 +119,11 @@ class Incarnation:
             self._tell(facts.Exited(raw))
             self._over.set()
             # What is left of the tree may hold the pipes open: the sweep ends it, and then this ends.
+
+    @property
+    def address(self) -> Address | None:
+        """Where the engine is reached, also after somebody removed its socket's file."""
+        return self.body.address if self._socket is None else self._socket.address
 
     @property
     def going_since(self) -> float:
@@ -148,6 +156,8 @@ class Incarnation:
 
     def clear(self) -> leftovers.Removed:
         """Remove the shared memory that only this engine used; call it when its processes are gone."""
+        if self._socket is not None:
+            self._socket.close()
         return self._segments.remove_unused()
 
     def evidence(self) -> ExitEvidence:
@@ -189,6 +199,7 @@ class Incarnation:
 
     def _look(self, nursery: trio.Nursery) -> None:
         """Watch the parts that are new, those too that ended before they were seen."""
+        self._hold()
         members = self.body.tree.look()
         self._memory.engine_seen(member.id for member in members if not member.dead)
         for member in members:
@@ -225,7 +236,7 @@ class Incarnation:
         while True:
             await self._said_dead.wait()
             await trio.sleep(DEAD_FOR)
-            address = self.body.address
+            address = self.address
             if address is None or not (await engine_probe.health(address, timeout=HEALTH_WITHIN)).ok:
                 break
             self._said_dead = trio.Event()
@@ -233,19 +244,23 @@ class Incarnation:
 
     async def _become_ready(self, readiness: Readiness, watchers: trio.Nursery) -> None:
         """Ask until the engine is ready; the start deadline, not this task, ends a load that leads nowhere."""
-        address = self.body.address
-        if address is None:
+        if self.address is None:
             self._ready("it has no HTTP front to ask", watchers)
             return
         unready = Unready()
         while True:
-            check = await _ask(address, readiness)
+            self._hold()
+            check = await _ask(self.address, readiness)
             if check.check.ready:
                 break
             if sentence := unready.look(check, clock.monotonic()):
                 self._tell(facts.StaysUnready(sentence))
             await trio.sleep(ASK_EVERY if check.check is ReadyCheck.REFUSED else ASK_AGAIN)
         self._ready(check.sentence if check.check is ReadyCheck.UNPROVEN else "", watchers)
+
+    def _hold(self) -> None:
+        if self._socket is not None:
+            self.socket_removed = not self._socket.hold()
 
     def _beacon_reports(self) -> bool:
         if self.body.beacon is None:

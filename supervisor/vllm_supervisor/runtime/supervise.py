@@ -9,7 +9,7 @@ from functools import partial
 
 import trio
 
-from vllm_supervisor.adapters import clock, control_server
+from vllm_supervisor.adapters import clock
 from vllm_supervisor.adapters.upstream import Upstreams
 from vllm_supervisor.core import facts, orders, timeouts
 from vllm_supervisor.core.admission import Gate
@@ -56,6 +56,7 @@ class Supervisor:
         self._events = Events()
         self._recovering = False
         self._pointed = False
+        self._removed = False  # the file of the engine's socket, by somebody else
         self._gate = Gate(limit=plan.config.front_door.max_in_flight, new_id=RequestIds(world.run))
         self._loop = Loop(world.policy, now=clock.monotonic, on_fault=self._on_impossible)
         self._engine = Upstreams()
@@ -72,6 +73,7 @@ class Supervisor:
             nursery=nursery,
             instance=world.instance,
             run=world.run,
+            run_dir=world.place.for_sockets,
             subreaper=world.subreaper,
             cgroup=world.cgroup,
             tell=self._loop.tell,
@@ -231,7 +233,7 @@ class Supervisor:
             evidence=self._incidents.on_quit,
             reload=self._reload.asked,
         )
-        nursery.start_soon(control_server.serve, world.control, control, self._on_control_fault)
+        world.place.serve(nursery, control, self._on_control_fault)
         nursery.start_soon(
             partial(
                 take_signals,
@@ -271,11 +273,22 @@ class Supervisor:
                 self._journal.tick()
                 self._guard.look()
                 self._hands.look()
+                self._keep_places()
                 state = self._loop.state
                 show.tick(state, self._room.current)
                 self._service.after(state)
         finally:
             show.clear()
+
+    def _keep_places(self) -> None:
+        """Make again what somebody removed of our places, and say so once."""
+        if (news := self._world.place.restore()) is not None:
+            self._say(*news)
+        current = self._room.current
+        if current is not None and current.socket_removed and not self._removed:
+            said = f"the socket of engine {current.body.number} was removed; the engine is reached all the same"
+            self._say("engine_socket_removed", said, "warning")
+        self._removed = current is not None and current.socket_removed
 
     # -- what the loop wants done ------------------------------------------------------------------------------------
 
@@ -285,7 +298,7 @@ class Supervisor:
         serving = state.node in SERVING and current is not None
         if serving != self._pointed:
             self._pointed = serving
-            address = current.body.address if serving and current is not None else None
+            address = current.address if serving and current is not None else None
             self._engine.point_at(address, self._world.plan.engine_keep_alive_s)
         if not serving:
             self._watch.forget()

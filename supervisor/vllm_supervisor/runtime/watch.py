@@ -195,7 +195,7 @@ class Watch:
         self.forget()
         self._watched = current
         self._account.begin()
-        address = current.body.address
+        address = current.address
 
         async def send(request_id: str) -> ProbeResult:
             assert address is not None  # noqa: S101 - an engine without an address is never probed
@@ -258,17 +258,17 @@ class Watch:
     # -- signals that take time --------------------------------------------------------------------------------------
 
     def _scrape(self, nursery: trio.Nursery, current: Incarnation) -> None:
-        if not self._scraping and current.body.address is not None:
+        if not self._scraping and current.address is not None:
             self._scraping = True
             nursery.start_soon(self._read_metrics, current)
 
     async def _read_metrics(self, current: Incarnation) -> None:
         began = clock.monotonic()
         try:
-            assert current.body.address is not None  # noqa: S101 - asked by `_scrape`
-            reply = await engine_probe.metrics(current.body.address, timeout=SCRAPE_WITHIN)
+            assert current.address is not None  # noqa: S101 - asked by `_scrape`
+            reply = await engine_probe.metrics(current.address, timeout=SCRAPE_WITHIN)
             if current is self._watched and self._tells_pause and not self.beacons:
-                await self._ask_paused(current.body.address)
+                await self._ask_paused(current.address)
         finally:
             self._scraping = False
         if current is not self._watched:

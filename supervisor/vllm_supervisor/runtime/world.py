@@ -22,6 +22,7 @@ from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
 from vllm_supervisor.runtime.memory_keeper import MemoryWorld
 from vllm_supervisor.runtime.picture import Identity
+from vllm_supervisor.runtime.run_directory import RunDirectory
 
 LEDGER = "ledger"  # the ledgers' directory in the state directory
 
@@ -47,7 +48,7 @@ class World:
     listeners: Sequence[Listener]
     max_connections: int  # as configured, or as many as there are descriptors for
     certificates: Certificates | None  # None: plain HTTP
-    control: socket.socket
+    place: RunDirectory
     output: Output
     terminal: tuple[StatusLine, Output] | None
     hangs_up: bool  # we have a controlling terminal, whose end is told to us by HUP
