@@ -2,7 +2,6 @@
 
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,11 +31,11 @@ def reached(held: EngineSocket, listener: socket.socket) -> bool:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
+def place(tmp_path: Path) -> Path:
     """Give a path that is longer than a socket's may be."""
     path = tmp_path / ("d" * 120) / "s.sock"
     path.parent.mkdir()
-    yield path
+    return path
 
 
 def test_it_outlives_its_path(place: Path) -> None:

@@ -1,6 +1,8 @@
 """Which processes are the engine's, decided on pictures of /proc."""
 
-from vllm_supervisor.core.custody import Marker, Seen, Us, marked, members
+import pytest
+
+from vllm_supervisor.core.custody import Keeper, Kept, Marker, Seen, Us, abandoned, keeper, kept, marked, members
 from vllm_supervisor.core.proc import ProcessId, Stat
 
 MAIN = ProcessId(100, 50)
@@ -107,3 +109,62 @@ def test_leftovers_are_the_marked_and_their_descendants() -> None:
 def test_the_marker_is_three_variables() -> None:
     """Instance, run and incarnation go into the environment under names of ours."""
     assert Marker("i", "r", 3).variables() == {"VSUP_INSTANCE": "i", "VSUP_RUN": "r", "VSUP_INCARNATION": "3"}
+
+
+KEEPER = Keeper(ProcessId(7, 70), "pid:[1],time:[2]")
+HERE, AWAY = KEEPER.namespaces, "pid:[9],time:[2]"
+
+
+@pytest.mark.parametrize(
+    ("mark", "here", "lives", "locked", "ours", "fate"),
+    [
+        (KEEPER, HERE, False, False, True, Kept.NO),
+        (KEEPER, HERE, True, False, True, Kept.YES),
+        (KEEPER, HERE, False, True, True, Kept.YES),
+        (KEEPER, HERE, False, False, False, Kept.FOREIGN),
+        (KEEPER, HERE, True, True, False, Kept.YES),
+        (KEEPER, AWAY, False, False, True, Kept.ELSEWHERE),
+        (KEEPER, AWAY, False, True, True, Kept.YES),
+        (KEEPER, AWAY, False, False, False, Kept.ELSEWHERE),
+        (None, HERE, False, False, True, Kept.UNMARKED),
+        (None, HERE, True, True, True, Kept.UNMARKED),
+    ],
+)
+def test_only_a_proven_death_leaves_an_engine_alone(
+    *, mark: Keeper | None, here: str, lives: bool, locked: bool, ours: bool, fate: Kept
+) -> None:
+    """Pid, start time, lock, namespaces and user have to say the same before an engine may be ended."""
+    assert kept(mark, here, lives=lives, locked=locked, ours=ours) is fate
+
+
+@pytest.mark.parametrize("text", [None, "", "7", "7 70", "7 70 ", "x 70 pid", "7 -70 pid", "7 70 pid more", "7 ² pid"])
+def test_a_mark_that_is_none_is_no_proof(text: str | None) -> None:
+    """Whatever is not written as we write it names no supervisor."""
+    assert keeper(text) is None
+
+
+def test_a_supervisor_is_marked_and_read() -> None:
+    """What stands in the environment names the same supervisor again."""
+    assert keeper(str(KEEPER)) == KEEPER
+    assert Marker("i", "r", 1, KEEPER, "/s", "d").variables()["VSUP_SUPERVISOR"] == "7 70 pid:[1],time:[2]"
+
+
+@pytest.mark.parametrize(
+    ("fates", "keepers", "left"),
+    [
+        ({}, [], []),
+        ({20: Kept.NO}, [], [20, 21, 22]),
+        ({20: Kept.NO, 21: Kept.NO, 22: Kept.NO}, [], [20, 21, 22]),
+        ({20: Kept.YES}, [], []),
+        ({20: Kept.ELSEWHERE, 21: Kept.UNMARKED, 22: Kept.FOREIGN}, [], []),
+        # a living supervisor, and what is not proven dead, is spared whatever it descends from
+        ({20: Kept.NO, 21: Kept.NO, 22: Kept.YES}, [21], [20]),
+        ({20: Kept.NO, 21: Kept.YES}, [], [20]),
+        # we ourselves and those above us
+        ({5: Kept.NO, 10: Kept.NO}, [], []),
+    ],
+)
+def test_what_is_abandoned(fates: dict[int, Kept], keepers: list[int], left: list[int]) -> None:
+    """Proven ones with their descendants, and never a living supervisor, its engine or our own line."""
+    picture = dict([process(1, 0), process(5, 1), process(10, 5), process(20, 1), process(21, 20), process(22, 21)])
+    assert [one.pid for one in abandoned(picture, fates, 10, keepers)] == left

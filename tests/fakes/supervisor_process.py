@@ -87,6 +87,7 @@ class Account:
             "XDG_STATE_HOME": str(self.home / "state"),
             "TMPDIR": str(self.home / "tmp"),
             "TERM": "xterm",
+            "VLLM_SUPERVISOR_ENGINE__SWEEP_DOMAIN": self.marker,  # tests beside this one have engines to lose
             _MARKER: self.marker,
             **(env or {}),
         }

@@ -21,7 +21,7 @@ def test_a_full_run_directory_is_a_failed_start_that_may_pass(
     """Whichever directory of an incarnation cannot be made for want of room, the start fails and is tried again."""
     plan: Any = SimpleNamespace(
         kind=EngineKind.VLLM,
-        config=SimpleNamespace(engine=SimpleNamespace(beacon="auto")),
+        config=SimpleNamespace(engine=SimpleNamespace(beacon="auto", sweep_domain="")),
         command=SimpleNamespace(transport=Transport.UDS),
     )
     make = Path.mkdir

@@ -11,11 +11,12 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import trio
 
 from vllm_supervisor.core import custody
-from vllm_supervisor.core.custody import Marker, Seen, Us
+from vllm_supervisor.core.custody import Keeper, Kept, Marker, Seen, Us
 from vllm_supervisor.core.proc import ProcessId, Stat, has_variables, parse_stat, title, variable
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -165,6 +166,89 @@ class Leftovers:
     async def sweep(self, timeout_s: float) -> tuple[list[Member], list[Member]]:
         """KILL all of it until a look finds nothing; return (everything killed, what withstood)."""
         return await _sweep(self.look, timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Marked engines of other instances: whose supervisor is proven dead, and who cannot be told, each with why."""
+
+    abandoned: tuple[Member, ...] = ()
+    untold: tuple[tuple[Member, Kept], ...] = ()
+
+
+class Abandoned:
+    """Engines of other instances, with or without a supervisor that lives."""
+
+    def __init__(self, instance: str, run: str, domain: str, *, locked: Callable[[Path], str | None]) -> None:
+        """Look for marks of other instances than `instance` and other runs than `run` ("": of all), in one `domain`.
+
+        `locked` gives the run that holds the lock of a state directory, or None.
+        """
+        self._instance = instance
+        self._run = run
+        self._domain = domain
+        self._locked = locked
+
+    def survey(self) -> Survey:
+        """Read every environment we may read."""
+        stats = _stats()
+        fates: dict[int, Kept] = {}
+        keepers: set[int] = set()
+        for pid, stat in stats.items():
+            environ = b"" if stat.dead else _read(f"/proc/{pid}/environ") or b""
+            run = variable(environ, custody.RUN)
+            instance = variable(environ, custody.INSTANCE)
+            if run is None or instance is None or (variable(environ, custody.DOMAIN) or "") != self._domain:
+                continue
+            mark = custody.keeper(variable(environ, custody.SUPERVISOR))
+            fates[pid] = self._fate(pid, mark, environ, stats)
+            if run == self._run or instance == self._instance:
+                fates[pid] = Kept.YES  # the sweep of our own instance sees to these
+            if mark is not None and fates[pid] is Kept.YES:
+                keepers.add(mark.process.pid)
+        picture = {pid: Seen(stat, pid in fates) for pid, stat in stats.items()}
+        left = (stats[one.pid] for one in custody.abandoned(picture, fates, os.getpid(), keepers))
+        above = custody.ancestors(os.getpid(), picture)
+        return Survey(
+            tuple(_member(stat, _title(stat)) for stat in left if not stat.dead),
+            tuple(
+                (_member(stats[pid], _title(stats[pid])), fate)
+                for pid, fate in sorted(fates.items())
+                if fate not in (Kept.YES, Kept.NO) and pid not in above
+            ),
+        )
+
+    def _fate(self, pid: int, mark: Keeper | None, environ: bytes, stats: dict[int, Stat]) -> Kept:
+        here, state_dir = namespaces(), variable(environ, custody.STATE_DIR)
+        held = None if not state_dir else self._locked(Path(state_dir))
+        known = None if mark is None or mark.namespaces != here else stats.get(mark.process.pid)
+        lives = known is not None and mark is not None and known.id == mark.process and not known.dead
+        try:
+            ours = os.stat(f"/proc/{pid}").st_uid == os.geteuid()  # noqa: PTH116 - once for each marked process
+        except OSError:
+            ours = False
+        return custody.kept(
+            mark, here, lives=lives, locked=held is not None and held == variable(environ, custody.RUN), ours=ours
+        )
+
+    def look(self) -> list[Member]:
+        """Return what is abandoned and still runs."""
+        return list(self.survey().abandoned)
+
+    async def sweep(self, timeout_s: float) -> tuple[list[Member], list[Member]]:
+        """KILL all of it until a look finds nothing; return (everything killed, what withstood)."""
+        return await _sweep(self.look, timeout_s)
+
+
+def namespaces() -> str:
+    """Name the namespaces in which a pid and a start time of ours mean the same process (namespaces(7))."""
+    found = []
+    for kind in ("pid", "time"):
+        try:
+            found.append(os.readlink(f"/proc/self/ns/{kind}"))  # noqa: PTH115 - the bare text is compared
+        except OSError:  # a kernel without that kind
+            found.append(f"{kind}:[]")
+    return ",".join(found)
 
 
 async def _until_none(

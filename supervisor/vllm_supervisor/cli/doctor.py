@@ -13,9 +13,11 @@ from vllm_supervisor.adapters import (
     directories,
     executable,
     leftovers,
+    lock,
     machine_facts,
     outer_limit,
     ports,
+    processes,
     rival_sources,
     systemd_units,
     vllm_install,
@@ -23,7 +25,7 @@ from vllm_supervisor.adapters import (
 )
 from vllm_supervisor.cli import doctor_memory
 from vllm_supervisor.cli.planning import GlobalOptions, load_config
-from vllm_supervisor.core import doctor_engine, doctor_machine, doctor_rivals, doctor_units, vllm_args
+from vllm_supervisor.core import doctor_engine, doctor_machine, doctor_orphans, doctor_rivals, doctor_units, vllm_args
 from vllm_supervisor.core.address import Address, TcpAddress, UnixAddress
 from vllm_supervisor.core.config_sections import Config
 from vllm_supervisor.core.doctor import Finding, Level, as_json, exit_status, ok, render
@@ -74,6 +76,7 @@ def examine(options: GlobalOptions, arguments: Sequence[str]) -> list[Finding]:
         findings += _installation(options.engine, config, options.environ)
         findings += doctor_memory.findings(config.memory, arguments, options.environ)
     findings += _rivals([*([vllm.port] if arguments or not ours else []), *(_port(facts) for facts in ours)])
+    findings += _orphans(config)
     return findings + doctor_machine.machine(_machine(options, config, _address(vllm), unit=bool(ours)))
 
 
@@ -140,6 +143,18 @@ def _installation(engine: str, config: Config, environ: Mapping[str, str]) -> li
         return doctor_engine.installation(Installation("", "", str(problem), ""))
     clobbered = vllm_install.clobbered_supervisor(found)
     return doctor_engine.installation(Installation(str(found), vllm_install.version(found), "", clobbered))
+
+
+def _orphans(config: Config) -> list[Finding]:
+    def run_that_locks(state_dir: Path) -> str | None:
+        return next((one.holder.run for one in lock.living([state_dir])), None)
+
+    survey = processes.Abandoned("", "", config.engine.sweep_domain, locked=run_that_locks).survey()
+    return doctor_orphans.orphans(
+        [f"{member.name} (pid {member.id.pid})" for member in survey.abandoned],
+        [(f"{member.name} (pid {member.id.pid})", fate.value) for member, fate in survey.untold],
+        sweeps=config.engine.sweep,
+    )
 
 
 def _rivals(served: Sequence[int]) -> list[Finding]:

@@ -23,6 +23,7 @@ def rows(status: Mapping[str, Any]) -> list[Row]:
         _admission(_part(status, "admission")),
         _engine(_part(status, "engine")),
         *_processes(_part(status, "engine")),
+        *_orphans(status.get("orphans")),
         *_health(_part(status, "health")),
         _drain(_part(status, "drain")),
         _restarts(_part(status, "restarts")),
@@ -176,6 +177,19 @@ def _budget(what: str, part: Mapping[str, Any]) -> str:
     within = part.get("within_s")
     used = f"{what} {part.get('used')} of {part.get('max')}" if "max" in part else ""
     return f"{used} within {show_duration(within)}" if used and isinstance(within, int | float) else used
+
+
+def _orphans(listed: object) -> list[Row]:
+    """Name engines of others that nobody seems to look after."""
+    found = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
+    return [
+        (
+            "orphan",
+            _joined(str(one.get("name", "")), _number(one.get("pid"), "pid {}"), str(one.get("why") or "")),
+            "yellow",
+        )
+        for one in found[:12]
+    ]
 
 
 def _counts(label: str, part: Mapping[str, Any]) -> Row:

@@ -50,6 +50,7 @@ class EngineConfig:
         STR, "", "prefix of the engine's paths, beside the one that a --root-path in its command names"
     )
     sweep: bool = setting(BOOL, default=True, doc="end what an earlier run left before a start; false: refuse instead")
+    sweep_domain: str = setting(STR, "", "engines of other killed supervisors are ended if theirs is the same")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ Never by name. We ourselves and our ancestors are never members, and nothing tha
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from vllm_supervisor.core.proc import ProcessId, Stat
 
@@ -18,19 +19,73 @@ from vllm_supervisor.core.proc import ProcessId, Stat
 INSTANCE = "VSUP_INSTANCE"
 RUN = "VSUP_RUN"
 INCARNATION = "VSUP_INCARNATION"
+SUPERVISOR = "VSUP_SUPERVISOR"
+STATE_DIR = "VSUP_STATE_DIR"
+DOMAIN = "VSUP_DOMAIN"
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """The supervisor of an engine: its process, and the namespaces in which pid and start time mean that process."""
+
+    process: ProcessId
+    namespaces: str  # without a space
+
+    def __str__(self) -> str:
+        """Give it as it stands in the engine's environment."""
+        return f"{self.process.pid} {self.process.start_ticks} {self.namespaces}"
+
+
+def keeper(text: str | None) -> Keeper | None:
+    """Read what `Keeper` wrote; None if it is missing or no such thing."""
+    fields = (text or "").split(" ")
+    if len(fields) != 3 or not fields[2] or not all(field.isascii() and field.isdigit() for field in fields[:2]):
+        return None
+    return Keeper(ProcessId(int(fields[0]), int(fields[1])), fields[2])
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The three variables that name an engine: instance (of the state directory), run and incarnation."""
+    """The variables that name an engine: instance (of the state directory), run, incarnation, and who looks after it."""
 
     instance: str
     run: str
     incarnation: int
+    keeper: Keeper | None = None
+    state_dir: str = ""
+    domain: str = ""
 
     def variables(self) -> dict[str, str]:
         """Return what goes into the engine's environment."""
-        return {INSTANCE: self.instance, RUN: self.run, INCARNATION: str(self.incarnation)}
+        said = {INSTANCE: self.instance, RUN: self.run, INCARNATION: str(self.incarnation)}
+        if self.keeper is not None:
+            said |= {SUPERVISOR: str(self.keeper), STATE_DIR: self.state_dir, DOMAIN: self.domain}
+        return said
+
+
+class Kept(StrEnum):
+    """Whether somebody looks after a marked engine."""
+
+    YES = "its supervisor lives"
+    NO = "its supervisor is dead"
+    UNMARKED = "it does not say who its supervisor is"
+    ELSEWHERE = "its supervisor is in another namespace"
+    FOREIGN = "it belongs to another user"
+
+
+def kept(mark: Keeper | None, namespaces: str, *, lives: bool, locked: bool, ours: bool) -> Kept:
+    """Say whether the supervisor in `mark` looks after its engine. Only `NO` allows to end that engine.
+
+    `namespaces` are our own; `lives`: that pid is there with that start time; `locked`: the lock of its state directory is
+    held for its run; `ours`: the engine runs as the user we run as.
+    """
+    if mark is None:
+        return Kept.UNMARKED
+    if lives or locked:
+        return Kept.YES
+    if mark.namespaces != namespaces:
+        return Kept.ELSEWHERE
+    return Kept.NO if ours else Kept.FOREIGN
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +145,19 @@ def marked(picture: Mapping[int, Seen], our_pid: int) -> list[ProcessId]:
     untouchable = ancestors(our_pid, picture)
     candidates = {pid: seen.stat for pid, seen in picture.items() if pid not in untouchable}
     return _with_descendants({pid for pid in candidates if picture[pid].marked}, candidates)
+
+
+def abandoned(
+    picture: Mapping[int, Seen], fates: Mapping[int, Kept], our_pid: int, keepers: Iterable[int]
+) -> list[ProcessId]:
+    """Return the processes of engines whose supervisor is dead, with their descendants.
+
+    `fates`: of each marked process; `keepers`: pids of supervisors that live. Those, their own engines and whoever is not
+    proven abandoned are never among them, whatever they descend from.
+    """
+    spared = {pid for pid, fate in fates.items() if fate is not Kept.NO} | set(keepers) | ancestors(our_pid, picture)
+    candidates = {pid: seen.stat for pid, seen in picture.items() if pid not in spared}
+    return _with_descendants({pid for pid in candidates if fates.get(pid) is Kept.NO}, candidates)
 
 
 def _with_descendants(found: set[int], candidates: Mapping[int, Stat]) -> list[ProcessId]:

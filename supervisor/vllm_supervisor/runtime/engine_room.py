@@ -20,19 +20,20 @@ from typing import Any
 
 import trio
 
-from vllm_supervisor.adapters import beacon, clock, leftovers
+from vllm_supervisor.adapters import beacon, clock, leftovers, lock, processes
 from vllm_supervisor.adapters import child as children
 from vllm_supervisor.adapters.cgroup import Cgroup, EngineGroup, Unavailable
 from vllm_supervisor.adapters.child import SpawnError
 from vllm_supervisor.adapters.leftovers import Removed
-from vllm_supervisor.adapters.processes import Leftovers, Member, Tree
+from vllm_supervisor.adapters.processes import Abandoned, Leftovers, Member, Tree
 from vllm_supervisor.core import engine_env, facts
 from vllm_supervisor.core.address import Address, TcpAddress, UnixAddress
-from vllm_supervisor.core.custody import Marker
+from vllm_supervisor.core.custody import Keeper, Marker
 from vllm_supervisor.core.engine_command import EngineKind, Transport
 from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.plan import Plan
 from vllm_supervisor.core.probe import PROBE_ID_PREFIX
+from vllm_supervisor.core.proc import ProcessId
 from vllm_supervisor.runtime.incarnation import Body, Incarnation, Readiness
 from vllm_supervisor.runtime.memory_keeper import MemoryKeeper
 
@@ -79,7 +80,17 @@ class EngineRoom:
         self._requests_lost = requests_lost
         self._memory = memory
         self._log = log
+        us = ProcessId(os.getpid(), processes.start_ticks(os.getpid()) or 0)
+        self._keeper = Keeper(us, processes.namespaces())
+        self._abandoned = Abandoned(instance, run, plan.config.engine.sweep_domain, locked=_run_that_locks)
+        self._named: frozenset[ProcessId] = frozenset()
         self.current: Incarnation | None = None
+        self._stay: tuple[tuple[Member, str], ...] = ()
+
+    @property
+    def orphans(self) -> list[tuple[Member, str]]:
+        """Processes of engines of others that nobody looks after, as far as the last sweep found, and why they stay."""
+        return [(member, why) for member, why in self._stay if not processes.ended(member.id)]
 
     # -- orders ------------------------------------------------------------------------------------------------------
 
@@ -94,7 +105,8 @@ class EngineRoom:
             sentence = f"{run_dir or tempfile.gettempdir()} cannot hold the engine's sockets: {fault.strerror}"
             self._tell(facts.SpawnFailed(sentence, may_pass=fault.errno in MAY_PASS))
             return
-        marker = Marker(self._instance, self._run, number)
+        domain = self._plan.config.engine.sweep_domain
+        marker = Marker(self._instance, self._run, number, self._keeper, str(self._plan.state_dir), domain)
         env = engine_env.build(
             self._plan.environ,
             self._plan.config.engine.env,
@@ -162,6 +174,7 @@ class EngineRoom:
             sentence = f"KILL did not remove {_named(left)}; a person has to, and a reboot may be needed"
             self._tell(facts.SweepFailed(sentence))
             return
+        await self._end_abandoned()
         if ended is None:
             self._clear_earlier()
             self._tell(facts.SweepDone())
@@ -184,15 +197,35 @@ class EngineRoom:
             found = await trio.to_thread.run_sync(earlier.look, abandon_on_cancel=True)
         if not found or not self._plan.config.engine.sweep:
             return found
-        segments = leftovers.Segments()
-        with trio.move_on_after(PROVE_WITHIN):
-            pids = [member.id.pid for member in found]
-            segments.note(await trio.to_thread.run_sync(segments.find, pids, abandon_on_cancel=True))
-        killed, left = await earlier.sweep(PROVE_WITHIN)
-        self._log.warning(
-            "swept_earlier", sentence=f"an earlier run left: {_left_behind(killed, segments.remove_unused())}"
-        )
+        said, left = await _end(earlier, found)
+        self._log.warning("swept_earlier", sentence=f"an earlier run left: {said}")
         return left
+
+    async def _end_abandoned(self) -> None:
+        """End engines of other instances whose supervisor is dead; name those of whom that cannot be told.
+
+        They hold memory and GPU beside ours. What cannot be ended is named, and does not keep ours from starting.
+        """
+        survey = None
+        with trio.move_on_after(PROVE_WITHIN):
+            survey = await trio.to_thread.run_sync(self._abandoned.survey, abandon_on_cancel=True)
+        if survey is None:
+            return
+        stay = [(member, fate.value) for member, fate in survey.untold]
+        if survey.abandoned and self._plan.config.engine.sweep:
+            said, left = await _end(self._abandoned, survey.abandoned)
+            self._log.warning("swept_abandoned", sentence=f"a supervisor that was killed left an engine: {said}")
+            stay += [(member, "KILL did not remove it") for member in left]
+        else:
+            stay += [(member, "engine.sweep is off") for member in survey.abandoned]
+        self._stay = tuple(stay)
+        ids = frozenset(member.id for member, _why in stay)
+        if ids - self._named:
+            listed = "; ".join(f"{_named([member])}: {why}" for member, why in stay)
+            self._log.warning(
+                "orphans", sentence=f"engines of other supervisors run here unattended, it seems: {listed}"
+            )
+        self._named = ids
 
     def _clear_earlier(self) -> None:
         """Remove the sockets, directories and groups of engines of an earlier run: none of their processes is left."""
@@ -249,6 +282,21 @@ class EngineRoom:
             api_key=self._plan.api_key,
             request_id=f"{PROBE_ID_PREFIX}{self._run}-{number}",
         )
+
+
+async def _end(left: Leftovers | Abandoned, found: Sequence[Member]) -> tuple[str, list[Member]]:
+    """KILL what is left, remove its shared memory; return what was done in words, and what withstood."""
+    segments = leftovers.Segments()
+    with trio.move_on_after(PROVE_WITHIN):
+        pids = [member.id.pid for member in found]
+        segments.note(await trio.to_thread.run_sync(segments.find, pids, abandon_on_cancel=True))
+    killed, withstood = await left.sweep(PROVE_WITHIN)
+    return _left_behind(killed, segments.remove_unused()), withstood
+
+
+def _run_that_locks(state_dir: Path) -> str | None:
+    """Return the run that holds the lock of a state directory just now, or None."""
+    return next((one.holder.run for one in lock.living([state_dir])), None)
 
 
 def _named(members: Sequence[Member]) -> str:

@@ -88,6 +88,10 @@ class Picture:
             "executions": {state.value: count for state, count in self._journal.executions.items()},
             "ledger": self._ledger(),
             "drain": self._drain(state, now),
+            "orphans": [
+                {"pid": member.id.pid, "name": member.name, "rss_bytes": member.rss_bytes, "why": why}
+                for member, why in self._room.orphans
+            ],
             "memory": memory_view.status(self._memory(), now),
         }
 
