@@ -545,6 +545,47 @@ def test_errors_in_a_row_are_failing_and_a_probe_decides() -> None:
     assert life.last.verdict is Verdict.IDLE
 
 
+def test_without_probes_failing_ends_by_a_trial() -> None:
+    """An engine that cannot be probed is tried by requests, after ever longer waits, and a success ends it all."""
+    life = Life(probe=ProbeSample(possible=False))
+    life.run(30)
+    errors, waits = 8, []
+    failing(life, errors, life.now)
+    last = life.now
+    life.run(30)
+    for _ in range(8):
+        begun = life.now
+        while life.last.verdict is Verdict.FAILING and life.now < begun + 5000:
+            life.run(5)
+        assert life.last.verdict is Verdict.SUSPECT
+        assert "let in" in life.last.sentence
+        waits.append(life.now - last)
+        errors += 1
+        assert life.door is not None
+        life.door = replace(life.door, engine_5xx=errors)
+        life.run(5)
+        last = life.now
+        assert (life.last.verdict, life.last.confirmed) == (Verdict.FAILING, False)
+    assert waits[1:] == [60.0, 120.0, 240.0, 480.0, 600.0, 600.0, 600.0]
+    assert waits[0] in {30.0, 35.0}
+    life.door = replace(life.door, engine_5xx=0, engine_5xx_since=None, last_success_at=life.now)
+    assert life.run(5).verdict is Verdict.IDLE
+    failing(life, 3, life.now)
+    life.run(30)
+    assert life.verdicts & {Verdict.FAILING}
+    life.said.clear()
+    assert life.run(40).verdict is Verdict.SUSPECT
+
+
+def test_with_probes_there_is_no_trial() -> None:
+    """Where a probe can be sent it decides, however long the last error was ago."""
+    life = Life()
+    life.run(30)
+    failing(life, 8, life.now)
+    life.run(3600)
+    assert life.last.verdict is Verdict.FAILING
+
+
 def test_few_errors_are_not_failing() -> None:
     """Two bad requests, or errors with successes in between, are not a sick engine."""
     life = Life()

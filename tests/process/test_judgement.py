@@ -308,6 +308,22 @@ def test_an_idle_engine_that_hangs_is_found_by_its_probe(start: Callable[..., Ju
     assert until(lambda: judged.client.chat().status_code == 200, within=5.0, what="served again")
 
 
+def test_behind_a_balancer_failing_without_probes_ends(start: Callable[..., Judged]) -> None:
+    """A client that asks only who is ready finds an engine ready that failed and is well again, without a restart."""
+    judged = start().ready()
+    judged.fault("inference_status", "500")
+
+    def balanced() -> int | None:
+        return judged.client.chat().status_code if judged.client.is_ready() else None
+
+    judged.supervisor.until(lambda: balanced() is None, within=20.0, what="failing takes readiness")
+    judged.supervisor.until(lambda: balanced() == 500, within=20.0, what="a trial that fails")
+    judged.fault("inference_status", clear=True)
+    judged.supervisor.until(lambda: balanced() == 200, within=30.0, what="a trial that succeeds")
+    judged.wait(lambda status: status["health"]["verdict"] == "idle", "idle")
+    assert judged.restarts == {}
+
+
 def test_metrics_that_contradict_our_account_are_dropped_and_named(start: Callable[..., Judged]) -> None:
     """Series that stay 0 while requests complete are told of once, stand in the status, and restart nothing."""
     judged = start("--mock-fault", "metrics_zero").ready()

@@ -19,7 +19,7 @@ from vllm_supervisor.core.health_rules import find
 from vllm_supervisor.core.metrics_trust import Trust
 from vllm_supervisor.core.progress import Track
 from vllm_supervisor.core.samples import EngineSeries, MetricsSample, Observation, ScrapeFault
-from vllm_supervisor.core.situation import Finding, HealthPolicy, Situation, Value
+from vllm_supervisor.core.situation import Errors, Finding, HealthPolicy, Situation, Value
 from vllm_supervisor.core.words import Verdict
 
 # How many changes of the start time are remembered to tell a restart from two backends behind one address.
@@ -68,6 +68,7 @@ class Memory:
     trust: Trust = field(default_factory=Trust)
     unproven: bool = False
     pardoned_5xx: int = 0
+    errors: Errors = field(default_factory=Errors)
     verdict: Verdict | None = None
     since: float = 0.0
     cpu: tuple[float, float] | None = None  # (at, total)
@@ -98,6 +99,7 @@ def judge(memory: Memory, seen: Observation, policy: HealthPolicy) -> tuple[Memo
         completions=seen.door.completions if seen.door is not None else 0,
         unproven=memory.unproven and not answered and not moved,
         pardoned_5xx=_pardoned(memory, seen, answered=answered),
+        errors=memory.errors.after(0 if seen.door is None else seen.door.engine_5xx, seen.at, policy.failing_after),
     )
     memory = _rates(_cpu(memory, seen), seen)
     memory, situation, finding = _find(memory, seen, policy)
@@ -162,6 +164,7 @@ def _situation(memory: Memory, seen: Observation, policy: HealthPolicy) -> Situa
         unproven=memory.unproven,
         computes=memory.computed_at is not None and seen.at - memory.computed_at < RESTS,
         pardoned_5xx=memory.pardoned_5xx,
+        errors=memory.errors,
     )
 
 

@@ -93,11 +93,24 @@ def _failing(s: Situation) -> Finding | None:
     if s.now - since < s.policy.failing_after or (door.last_success_at or 0.0) > since:
         return None
     failed = probe.failed_at is not None and probe.failed_at > since
-    tail = "and a probe failed as well" if failed else "a probe decides"
+    after = s.policy.failing_after
+    evidence: dict[str, Value] = {"engine_5xx": door.engine_5xx, "failing_s": round(s.now - since, 1)}
+    if not probe.possible and not failed:
+        evidence |= {"failed_trials": s.errors.trials}
+        if s.errors.on_trial(s.now, after):
+            return Finding(
+                Verdict.SUSPECT,
+                f"{door.engine_5xx} requests in a row ended in an error of the engine, the last {s.now - s.errors.at:.0f} s "
+                "ago; it cannot be probed, so requests are let in to see whether it is well again",
+                evidence,
+            )
+        tail = f"it cannot be probed, so it is tried {s.errors.wait(after):.0f} s after the last error"
+    else:
+        tail = "and a probe failed as well" if failed else "a probe decides"
     return Finding(
         Verdict.FAILING,
         f"{door.engine_5xx} requests in a row ended in an error of the engine for {s.now - since:.0f} s; {tail}",
-        {"engine_5xx": door.engine_5xx, "failing_s": round(s.now - since, 1)},
+        evidence,
         confirmed=failed,
         wants_probe=not failed,
     )

@@ -139,6 +139,7 @@ class ProbeSample:
     failed_at: float | None = None  # the last one that was answered with 5xx or broke off
     failures: int = 0  # in a row
     failing_since: float | None = None  # when the first of that row failed
+    possible: bool = True  # one can be sent; False: probes are off, or the engine offers nothing to ask
 
 
 @dataclass(frozen=True, slots=True)

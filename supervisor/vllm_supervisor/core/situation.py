@@ -17,6 +17,9 @@ from vllm_supervisor.core.words import Verdict
 # An engine of which nothing is known but that it computes: prompts on a slow CPU take half an hour and more in silence.
 # Where anything better is known CPU time proves nothing, because a hung engine spins.
 SILENT_WORK = 3600.0
+# A failing engine that cannot be probed is tried by users' requests at least this often, in seconds.
+LONGEST_TRIAL = 600.0
+_DOUBLINGS = 32
 
 Value = str | float | bool | None
 
@@ -38,6 +41,35 @@ class HealthPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class Errors:
+    """The row of errors of the engine, as a circuit breaker counts it, for an engine that cannot be probed.
+
+    After the last error requests are let in again, as a trial: at first `failing_after` later, and after each trial that
+    failed twice as long, up to `LONGEST_TRIAL`. A request that succeeds ends the row.
+    """
+
+    count: int = 0
+    at: float = 0.0  # when the last one was seen
+    trials: int = 0  # that failed
+
+    def wait(self, failing_after: float) -> float:
+        """How long after the last error a trial begins, in seconds."""
+        return max(failing_after, min(LONGEST_TRIAL, failing_after * 2.0 ** min(self.trials, _DOUBLINGS)))
+
+    def on_trial(self, now: float, failing_after: float) -> bool:
+        """Whether requests are let in just now to see if the engine is well again."""
+        return self.count > 0 and now - self.at >= self.wait(failing_after)
+
+    def after(self, count: int, now: float, failing_after: float) -> "Errors":
+        """Return what holds when the row has `count` errors."""
+        if count == 0:
+            return Errors()
+        if count == self.count:
+            return self
+        return Errors(count, now, self.trials + self.on_trial(now, failing_after))
+
+
+@dataclass(frozen=True, slots=True)
 class Situation:
     """One tick, put together: what was seen, the clocks as they stand, and what is known of the life that is judged."""
 
@@ -55,6 +87,7 @@ class Situation:
     computes: bool  # the engine's processes have used CPU time lately
     pardoned_5xx: int  # errors in a row that a later answered probe has outweighed
     counted: bool = True  # some counter of the metrics has been above 0, or nobody can say that one should be
+    errors: Errors = field(default_factory=Errors)
     dropped: str = ""  # why the metrics are not believed, or ""
     beacons_dropped: str = ""  # the same of the beacons
 

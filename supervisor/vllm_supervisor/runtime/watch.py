@@ -13,6 +13,7 @@ Rules:
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import trio
 
@@ -186,7 +187,7 @@ class Watch:
             metrics=scraped,
             door=self._account.sample(),
             processes=process_sample(main, [member.id.pid for member in current.body.tree.look()]),
-            probe=prober.sample,
+            probe=replace(prober.sample, possible=self._probe_interval > 0 and prober.possible),
             paused=self._paused,
             late=late,
         )
