@@ -229,3 +229,11 @@ def test_everything_is_bounded() -> None:
 def test_only_an_error_of_the_engine_says_that_it_is_dead(line: str, dead: bool) -> None:
     """The words in a path or a prompt, which any client may choose, say nothing."""
     assert says_dead(line) is dead
+
+
+@pytest.mark.parametrize(
+    "line", ['{"a":' * 5000, '{"level": "ERROR", "message": ' + "9" * 5000 + "}", '{"msg": "\udc80"}', "{", "{}"]
+)
+def test_a_line_that_only_looks_like_json_is_a_plain_line(line: str) -> None:
+    """Whatever an engine prints behind a brace, reading it ends nothing."""
+    assert strip(line).level == ""

@@ -22,9 +22,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from vllm_supervisor.core.errors import SetupError
+from vllm_supervisor.core.instances import Locked, flock_holders
 from vllm_supervisor.core.json_text import JsonError, parse_json
 from vllm_supervisor.core.plain_text import one_line
-from vllm_supervisor.core.instances import Locked, flock_holders
 from vllm_supervisor.core.plan import Holder, held
 
 _NAME = "lock"

@@ -12,11 +12,12 @@ Rules:
 Source of facts: outputs of vLLM 0.32.0 recorded in tests/data; vLLM's logging format (vllm/logger.py).
 """
 
-import json
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from vllm_supervisor.core.json_text import JsonError, parse_json
 
 _TAIL_LINES = 500
 _LINE_CHARS = 2000
@@ -103,8 +104,8 @@ def strip(raw: str) -> Line:
 def _json_line(raw: str) -> Line | None:
     """Read a line that is one JSON object with a message; None if it is none."""
     try:
-        found = json.loads(raw)
-    except ValueError:
+        found = parse_json(raw.encode(errors="replace"))
+    except JsonError:
         return None
     message = _first_text(found, ("message", "msg", "event"))
     if message is None:
