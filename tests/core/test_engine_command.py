@@ -25,24 +25,36 @@ def serve(line: str, transport: Transport, kind: EngineKind = EngineKind.VLLM) -
     [
         ("m", Transport.UDS, "m --port 0 --uds /run/e.sock"),
         ("m", Transport.TCP, "m --host 127.0.0.1 --port 4711"),
-        ("m --uds /u --port 9", Transport.UDS, "m --uds /u --port 9 --port 0 --uds /run/e.sock"),
-        ("m --uds /u --port 9", Transport.TCP, "m --uds /u --port 9 --uds= --host 127.0.0.1 --port 4711"),
-        ("m --ssl_certf=c", Transport.UDS, "m --ssl_certf=c --ssl-certfile= --port 0 --uds /run/e.sock"),
+        ("m --uds /u --port 9", Transport.UDS, "m --uds /run/e.sock --port 0"),
+        ("m --uds /u --port 9", Transport.TCP, "m --uds= --port 4711 --host 127.0.0.1"),
+        ("m --port=9 --host=h -x y", Transport.TCP, "m --port 4711 --host 127.0.0.1 -x y"),
+        ("m --por 9 --ho h", Transport.TCP, "m --port 4711 --host 127.0.0.1"),
+        ("m --port 9 --port=8", Transport.UDS, "m --port 0 --port 0 --uds /run/e.sock"),
+        ("--api-key k --port 9 m", Transport.UDS, "--api-key k --port 0 m --uds /run/e.sock"),
+        ("m -O3 --a.b 1 --port 9 --c.d=2", Transport.UDS, "m -O3 --a.b 1 --port 0 --c.d=2 --uds /run/e.sock"),
+        ("m --port 9 -- --port 8", Transport.UDS, "m --port 0 --uds /run/e.sock -- --port 8"),
+        ("m --new_option --port 9", Transport.UDS, "m --new_option --port 0 --uds /run/e.sock"),
+        ("m --ssl_certf=c", Transport.UDS, "m --ssl-certfile= --port 0 --uds /run/e.sock"),
         (
             "m --ssl-keyfile k --ssl-certfile c --ssl-ca-certs a --enable-ssl-refresh",
             Transport.TCP,
-            (
-                "m --ssl-keyfile k --ssl-certfile c --ssl-ca-certs a --enable-ssl-refresh "
-                "--ssl-keyfile= --ssl-certfile= --ssl-ca-certs= --host 127.0.0.1 --port 4711"
-            ),
+            "m --ssl-keyfile= --ssl-certfile= --ssl-ca-certs= --enable-ssl-refresh --host 127.0.0.1 --port 4711",
         ),
         ("m -x -- y", Transport.UDS, "m -x --port 0 --uds /run/e.sock -- y"),
         ("", Transport.UDS, "--port 0 --uds /run/e.sock"),
     ],
 )
-def test_serve_appends_what_the_front_door_took(line: str, transport: Transport, expected: str) -> None:
-    """The user's words stay, and ours follow them: a private address, and no TLS."""
+def test_serve_gives_the_engine_a_private_address(line: str, transport: Transport, expected: str) -> None:
+    """A private address and no TLS, in place where the user gave his, else at the end; all other words stay."""
     assert serve(line, transport) == ["/opt/vllm", "serve", *expected.split()]
+
+
+def test_what_stands_in_vllms_file_is_overridden_on_the_command_line() -> None:
+    """A value of the YAML file loses against an appended one, which is the only case of a duplicate."""
+    words = ["m", "--config", "v.yaml"]
+    options = read(words, {}, {"port": 9, "uds": "/u", "ssl-certfile": "c"})
+    command = serve_command(EngineKind.VLLM, ("/v",), words, options, Transport.TCP)
+    assert command.argv(PORT)[2:] == [*words, "--ssl-certfile=", "--uds=", "--host", "127.0.0.1", "--port", "4711"]
 
 
 def test_the_stand_in_gets_the_same_words() -> None:

@@ -1,8 +1,9 @@
 """The engine's command line for a given private address.
 
 Rules:
-* vLLM and the stand-in get the user's words untouched; ours are appended, because the last one wins. They go before
-  a `--`, behind which nothing is an option.
+* vLLM and the stand-in get the user's words; what names the address and TLS is given our values in place, and what is
+  missing is appended, before a `--`. So each option stands there once: vLLM warns of duplicates at each start. Only an
+  option of its YAML file stands twice, and vLLM takes ours, which comes later.
 * TLS ends at the front door: an empty `--ssl-keyfile=` and `--ssl-certfile=` make the engine serve plain HTTP, and
   leave `--enable-ssl-refresh` nothing to watch (vllm/entrypoints/launchers/utils/ssl.py, uvicorn's `Config.is_ssl`).
 * Beside a Unix socket goes `--port 0`: at its end vLLM looks for whoever holds its port, and would print a warning
@@ -20,6 +21,7 @@ from enum import StrEnum
 from vllm_supervisor.core.address import Address, UnixAddress
 from vllm_supervisor.core.errors import UsageError
 from vllm_supervisor.core.vllm_args import VllmOptions
+from vllm_supervisor.core.vllm_words import substitute
 
 _TOKEN = re.compile(r"\{(host|port|uds)\}")
 
@@ -43,38 +45,35 @@ class Transport(StrEnum):
 class EngineCommand:
     """How to start the engine. `program` is the executable (absolute) and what must follow it at once.
 
-    `appended` are words that neutralise what the front door took over; `transport` is the kind of address `argv` takes.
+    `emptied` are options that the front door took over and that the engine must not have; `transport` is the kind of
+    address `argv` takes.
     """
 
     kind: EngineKind
     program: tuple[str, ...]
     arguments: tuple[str, ...]
     transport: Transport
-    appended: tuple[str, ...] = ()
+    emptied: tuple[str, ...] = ()
 
     def argv(self, address: Address) -> list[str]:
         """Return the command line that makes the engine listen on `address`, of the kind `transport` names."""
         if self.kind is EngineKind.RUN:
             return [*self.program, *(_replaced(argument, address) for argument in self.arguments)]
-        words = list(self.arguments)
-        end = words.index("--") if "--" in words else len(words)
-        words[end:end] = [*self.appended, *_address_words(address)]
-        return [*self.program, *words]
+        return [*self.program, *substitute(self.arguments, dict.fromkeys(self.emptied, "") | _address_options(address))]
 
 
 def serve_command(
     kind: EngineKind, program: Sequence[str], arguments: Sequence[str], options: VllmOptions, transport: Transport
 ) -> EngineCommand:
     """Make the command of vLLM or of the stand-in; `arguments` are the user's words after `serve`."""
-    tls = {
-        "--ssl-keyfile=": options.ssl_keyfile,
-        "--ssl-certfile=": options.ssl_certfile,
-        "--ssl-ca-certs=": options.ssl_ca_certs,
+    taken = {
+        "--ssl-keyfile": options.ssl_keyfile,
+        "--ssl-certfile": options.ssl_certfile,
+        "--ssl-ca-certs": options.ssl_ca_certs,
+        "--uds": options.uds if transport is Transport.TCP else None,
     }
-    appended = [word for word, value in tls.items() if value is not None]
-    if transport is Transport.TCP and options.uds is not None:
-        appended.append("--uds=")
-    return EngineCommand(kind, (*program, "serve"), tuple(arguments), transport, tuple(appended))
+    emptied = tuple(name for name, value in taken.items() if value is not None)
+    return EngineCommand(kind, (*program, "serve"), tuple(arguments), transport, emptied)
 
 
 def run_command(program: str, arguments: Sequence[str]) -> EngineCommand:
@@ -114,10 +113,10 @@ def is_root_path(option: str) -> bool:
     return option.startswith("--ro") and "--root-path".startswith(option.replace("_", "-"))
 
 
-def _address_words(address: Address) -> list[str]:
+def _address_options(address: Address) -> dict[str, str]:
     if isinstance(address, UnixAddress):
-        return ["--port", "0", "--uds", address.path]
-    return ["--host", address.host, "--port", str(address.port)]
+        return {"--port": "0", "--uds": address.path}
+    return {"--host": address.host, "--port": str(address.port)}
 
 
 def _replaced(argument: str, address: Address) -> str:

@@ -13,7 +13,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,61 +76,110 @@ def from_yaml(values: Mapping[str, Any]) -> list[str]:
 
 def take_apart(words: Sequence[str], interest: Collection[str]) -> Words:
     """Take the words after `vllm serve` apart; raise UsageError for a mistake in an option of `interest`."""
-    words = _normalised(words)
     model: str | None = None
     given: dict[str, Sequence[str]] = {}
+    for part in _parts(words, interest):
+        option = part.option
+        if option is None:
+            model = model or next(iter(part.values), None)
+            continue
+        if option.name not in interest:
+            continue
+        if option.values == "none" and part.explicit:
+            raise UsageError(f"{part.word}: {option.name} takes no value")
+        if option.values in {"one", "many"} and not part.values:
+            raise UsageError(f"{part.word} needs a value")
+        if option.negative:
+            given.pop(option.name, None)
+        else:
+            given[option.name] = part.values
+    return Words(model, given)
+
+
+def substitute(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """Give the options named in `values` these values: in place where they are given, else at the end of the options.
+
+    In place, because a word behind a removed option could become a value of the option before it; and only once each,
+    because vLLM warns of duplicates. An empty value is written with `=`.
+    """
+    made = list(words)
+    missing = dict(values)
+    for part in reversed(list(_parts(words, values))):
+        if part.option is not None and part.option.name in values:
+            made[part.begin : part.end] = _written(part.option.name, values[part.option.name])
+            missing.pop(part.option.name, None)
+    end = made.index("--") if "--" in made else len(made)
+    made[end:end] = [word for name, value in missing.items() for word in _written(name, value)]
+    return made
+
+
+def _written(name: str, value: str) -> list[str]:
+    return [name, value] if value else [f"{name}="]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """An option with its values, or (`option` None) free-standing words; `begin` and `end` are places in the words."""
+
+    begin: int
+    end: int
+    word: str
+    option: _Option | None
+    values: Sequence[str]
+    explicit: bool = False  # the value hangs on the option by `=`
+
+
+def _parts(all_words: Sequence[str], interest: Collection[str]) -> Iterator[_Part]:
+    """Yield the parts of a command line in their order; options we do not know are left out, with what follows them."""
+    places, words = _normalised(all_words)
+    places.append(len(all_words))
     index = 0
     while index < len(words):
-        word = words[index]
+        begin, word = index, words[index]
         index += 1
         if word == "--":
-            return Words(model or next(iter(words[index:]), None), given)
+            yield _Part(places[begin], len(all_words), word, None, words[index:])
+            return
         if _is_value(word):
-            model = model or word
+            yield _Part(places[begin], places[begin] + 1, word, None, [word])
             continue
         option, explicit = _recognised(word, interest)
         following = _following(words, index)
-        if option is None or option.values == "many":
+        if explicit is not None:
+            taken = 0
+        elif option is None or option.values == "many":
             taken = following
         elif option.values == "none":
             taken = 0
         else:
             taken = min(following, 1)
         values = words[index : index + taken] if explicit is None else [explicit]
-        index += taken if explicit is None else 0
-        if option is None or option.name not in interest:
-            continue
-        if option.values == "none" and explicit is not None:
-            raise UsageError(f"{word}: {option.name} takes no value")
-        if option.values in {"one", "many"} and not values:
-            raise UsageError(f"{word} needs a value")
-        if option.negative:
-            given.pop(option.name, None)
-        else:
-            given[option.name] = values
-    return Words(model, given)
+        index += taken
+        if option is not None:
+            yield _Part(places[begin], places[index - 1] + 1, word, option, values, explicit is not None)
 
 
-def _normalised(words: Sequence[str]) -> list[str]:
-    """Put dashes into names, and take out what vLLM rewrites before argparse sees it."""
+def _normalised(words: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Put dashes into names, and take out what vLLM rewrites before argparse sees it; the places are those before."""
+    places: list[int] = []
     kept: list[str] = []
     skip = False
-    for word, after in itertools.pairwise([*words, ""]):
+    for place, (word, after) in enumerate(itertools.pairwise([*words, ""])):
         if skip:
             skip = False
             continue
         name, equals, value = word.partition("=")
         if word == "-O":
             skip = after in {"0", "1", "2", "3"}
-        elif word.startswith("-O"):
             continue
-        elif word.startswith("-") and "." in name:
+        if word.startswith("-O"):
+            continue
+        if word.startswith("-") and "." in name:
             skip = not equals
-        elif word.startswith("--"):
-            kept.append(name.replace("_", "-") + equals + value)
-        else:
-            kept.append(word)
-    return kept
+            continue
+        places.append(place)
+        kept.append(name.replace("_", "-") + equals + value if word.startswith("--") else word)
+    return places, kept
 
 
 def _is_value(word: str) -> bool:
