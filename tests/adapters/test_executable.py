@@ -51,17 +51,27 @@ def test_programs_that_cannot_be_started(tmp_path: Path, command: str, told: str
     assert caught.value.status == 78
 
 
-def test_models_that_are_certain_to_fail(tmp_path: Path) -> None:
-    """An absolute path that is not there, or a folder without a model's file, is told with its path."""
-    with pytest.raises(SetupError, match=f"model {tmp_path}/no does not exist"):
-        check_model(f"{tmp_path}/no")
-    with pytest.raises(SetupError, match=f"model {tmp_path} has no config.json"):
-        check_model(str(tmp_path))
+def test_models_that_are_certain_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path that is not there, or a folder without a model's file, is told with its path and where it was looked for."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    for model, told in (
+        (f"{tmp_path}/no", f"model {tmp_path}/no does not exist"),
+        (str(tmp_path), f"model {tmp_path} has no config.json"),
+        ("./no", f"model ./no (in {tmp_path}) does not exist"),
+        ("../no/", f"model ../no/ (in {tmp_path}) does not exist"),
+        (".", f"model . (in {tmp_path}) has no config.json"),
+        ("~/no", "model ~/no: nobody expands the ~ here; write /home/me/no"),
+    ):
+        with pytest.raises(SetupError) as caught:
+            check_model(model)
+        assert str(caught.value).startswith(told)
 
 
 @pytest.mark.parametrize("name", ["config.json", "params.json"])
-def test_models_that_may_work(tmp_path: Path, name: str) -> None:
-    """A folder with a model's file, a single file, and every name that is no absolute path are left to the engine."""
+def test_models_that_may_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A folder with a model's file, a single file, and every name that is no path are left to the engine."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / name).touch()
-    for model in (str(tmp_path), str(tmp_path / name), "org/model", "./here", "s3://bucket/model"):
+    for model in (str(tmp_path), str(tmp_path / name), "org/model", ".", f"./{name}", "s3://bucket/model", ".hidden/m"):
         check_model(model)

@@ -34,11 +34,18 @@ def find(command: str, *, search_path: str | None, mend: str) -> Path:
 
 
 def check_model(model: str) -> None:
-    """Raise SetupError for an absolute path that is certain to hold no model; other names are the engine's to judge."""
-    if not model.startswith("/"):
+    """Raise SetupError for a path that is certain to hold no model; other names are the engine's to judge.
+
+    `/x`, `./x` and `../x` are paths and never names of the Hub; `~/x` is none that vLLM would expand.
+    """
+    if model.startswith("~"):
+        home = os.path.expanduser(model)  # noqa: PTH111 - a user who is not there is left as written
+        raise SetupError(f"model {model}: nobody expands the ~ here; write {home}")
+    if model.partition("/")[0] not in {"", ".", ".."}:
         return
     path = Path(model)
+    where = model if path.is_absolute() else f"{model} (in {Path.cwd()})"
     if not path.exists():
-        raise SetupError(f"model {model} does not exist; name a folder with a config.json, or a model of the Hub")
+        raise SetupError(f"model {where} does not exist; name a folder with a config.json, or a model of the Hub")
     if path.is_dir() and not any(os.access(path / name, os.F_OK) for name in _MODEL_FILES):
-        raise SetupError(f"model {model} has no config.json; name the folder that holds it")
+        raise SetupError(f"model {where} has no config.json; name the folder that holds it")
