@@ -37,7 +37,35 @@ def test_as_vllm_reads_it(line: str, expected: dict[str, object]) -> None:
         ("m --headless=true", "--headless=true: --headless takes no value"),
         ("m --config", "--config names no file; write --config FILE.yaml"),
         ("m --config a.yaml --config b.yaml", "--config is given twice, and vLLM reads one file: merge them"),
-        ("m --config a.toml", "--config a.toml: vLLM reads only .yaml and .yml files; rename it"),
+        ("m --config a.json", "--config a.json: vLLM reads only .yaml and .yml files; rename it"),
+        (
+            "m --config a.toml",
+            (
+                "--config a.toml after `serve` is vLLM's option, for its own YAML file; the supervisor's stands before it: "
+                "vllm-supervisor --config a.toml serve …"
+            ),
+        ),
+        (
+            "m --config=a.toml --port 9",
+            (
+                "--config a.toml after `serve` is vLLM's option, for its own YAML file; the supervisor's stands before it: "
+                "vllm-supervisor --config a.toml serve …"
+            ),
+        ),
+        (
+            "m --set drain.budget=1s",
+            (
+                "--set after `serve` is for vLLM, which has no such option; the supervisor's stands before it: "
+                "vllm-supervisor --set … serve …"
+            ),
+        ),
+        (
+            "--name=x m",
+            (
+                "--name after `serve` is for vLLM, which has no such option; the supervisor's stands before it: "
+                "vllm-supervisor --name … serve …"
+            ),
+        ),
         ("m --port= --api-key k", "--port '': expected a whole number"),
     ],
 )

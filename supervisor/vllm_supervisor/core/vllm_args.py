@@ -6,8 +6,10 @@ Rules (vLLM 0.32):
 * An empty value, or the word None, takes an optional text back (`optional_type`, vllm/engine/arg_utils.py).
 * `--api-key` hides `VLLM_API_KEY`; empty keys guard nothing (vllm/entrypoints/serve/middleware/register.py).
 * What would make our own listener differ from what vLLM would open is refused: UsageError, status 2, as vLLM exits.
+* So are our own options behind `serve`, with the stand-in too, which takes every option: ours would have no effect.
 """
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from vllm_supervisor.core.cors import Cors
 from vllm_supervisor.core.errors import UsageError
 from vllm_supervisor.core.vllm_words import Words, from_yaml, take_apart
 
+OURS = ("--set", "--name", "--engine")  # options that stand before `serve`, and that vLLM has none of; --config it has
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
 
 _READ = frozenset(
@@ -95,6 +98,13 @@ class VllmOptions:
 
 def config_file(arguments: Sequence[str]) -> str | None:
     """Return the YAML file that `--config FILE` names, or None; UsageError where vLLM would refuse it."""
+    for word, after in itertools.pairwise([*arguments, ""]):
+        path = after if word == "--config" else word.removeprefix("--config=")
+        if path != word and path.endswith(".toml"):
+            raise UsageError(
+                f"--config {path} after `serve` is vLLM's option, for its own YAML file; the supervisor's stands before "
+                f"it: vllm-supervisor --config {path} serve …"
+            )
     if "--config" not in arguments:
         return None
     if arguments.count("--config") > 1:
@@ -113,8 +123,9 @@ def read(
 ) -> VllmOptions:
     """Read the arguments that follow `vllm serve`; `file_values` are the entries of the file `config_file` names.
 
-    Raises UsageError for a mistake in one of the options we read.
+    Raises UsageError for a mistake in one of the options we read, and for options of ours.
     """
+    _refuse_ours(arguments)
     words = take_apart(_with_file(arguments, file_values), _READ)
     given = words.given
     variable = environ.get("VLLM_API_KEY")
@@ -163,6 +174,16 @@ def refusal(options: VllmOptions) -> str | None:
             "run one `vllm-supervisor serve … --data-parallel-rank N --port P` for each rank instead"
         )
     return None
+
+
+def _refuse_ours(arguments: Sequence[str]) -> None:
+    for word in itertools.takewhile(lambda word: word != "--", arguments):
+        name = word.partition("=")[0]
+        if name in OURS:
+            raise UsageError(
+                f"{name} after `serve` is for vLLM, which has no such option; the supervisor's stands before it: "
+                f"vllm-supervisor {name} … serve …"
+            )
 
 
 def _with_file(arguments: Sequence[str], values: Mapping[str, Any] | None) -> list[str]:
