@@ -1,8 +1,9 @@
 """The command `vllm-supervisor`: the options that stand before a sub-command, and the table of sub-commands.
 
 Rules:
-* Our options come first; what follows the sub-command belongs to it. A sub-command is imported when it is called, so
-  that starting a supervisor never pays for the tools.
+* Our options come first; what follows `serve`, `run` and `mock-engine` belongs to the engine, and the other
+  sub-commands take our options behind them too. A sub-command is imported when it is called, so that starting a
+  supervisor never pays for the tools.
 * A new command is one line in `COMMANDS`.
 """
 
@@ -16,7 +17,7 @@ import click
 
 from vllm_supervisor import __version__
 from vllm_supervisor.cli.errors import guarded
-from vllm_supervisor.cli.groups import SuggestingGroup
+from vllm_supervisor.cli.groups import ENGINES, SuggestingGroup, with_global_options
 from vllm_supervisor.cli.planning import GlobalOptions
 
 # The sub-commands: where each is defined, in the order `--help` shows them.
@@ -41,6 +42,9 @@ COMMANDS = {
 }
 
 
+UNTOUCHED = {"serve", "run", "mock-engine"}  # what follows these is the engine's
+
+
 class _LazyGroup(SuggestingGroup):
     """A group whose commands are imported when they are asked for."""
 
@@ -52,7 +56,7 @@ class _LazyGroup(SuggestingGroup):
             return None
         module, _, attribute = COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(f"vllm_supervisor.cli.{module}"), attribute)
-        return command
+        return command if cmd_name in UNTOUCHED else with_global_options(command)
 
 
 @click.group(
@@ -67,9 +71,7 @@ class _LazyGroup(SuggestingGroup):
     "--set", "sets", multiple=True, metavar="SECTION.KEY=VALUE", help="One key; wins over file and environment."
 )
 @click.option("--name", metavar="NAME", help="Name of the instance; default: the front door's port.")
-@click.option(
-    "--engine", type=click.Choice(["vllm", "mock"]), default="vllm", help="What `serve` starts: vLLM or the stand-in."
-)
+@click.option("--engine", type=click.Choice(ENGINES), default="vllm", help="What `serve` starts: vLLM or the stand-in.")
 @click.pass_context
 def cli(ctx: click.Context, config: str | None, sets: tuple[str, ...], name: str | None, engine: str) -> None:
     """Run vLLM as a child: its own front door, judged by its progress, restarted only on proof.
