@@ -164,6 +164,13 @@ def test_secrets_are_not_in_a_printed_plan(place: Place, monkeypatch: pytest.Mon
         ("serve m --ssl-keyfile k", 2, "--ssl-keyfile needs --ssl-certfile"),
         ("serve m --config /no.yaml", 78, "vLLM's --config /no.yaml: No such file or directory"),
         ("serve /no/model", 78, "model /no/model does not exist"),
+        ("serve ./nosuchmodel", 78, "model ./nosuchmodel (in "),
+        ("serve m --config x.toml", 2, "--config x.toml after `serve` is vLLM's option"),
+        ("serve m --set a=b", 2, "--set after `serve` is for vLLM"),
+        ("--engine mock serve m --set a=b", 2, "--set after `serve` is for vLLM"),
+        ("--engine mock serve m --name=x", 2, "--name after `serve` is for vLLM"),
+        ("--engine mock serve m --config x.toml", 2, "--config x.toml after `serve` is vLLM's option"),
+        ("serve m --engine mock", 2, "--engine after `serve` is for vLLM"),
         ("--set engine.command=none serve m", 78, "none is not on PATH; install vLLM, or set engine.command"),
         ("--set engine.command=/none serve m", 78, "/none does not exist; install vLLM"),
         ("--set state_dir=/proc/x serve m", 78, "state directory /proc/x cannot be made"),
@@ -302,3 +309,10 @@ def test_keep_alive_that_is_no_number(
     assert said.count("\n") == 1
     assert "VLLM_HTTP_TIMEOUT_KEEP_ALIVE" in said
     assert len(said) < 200
+
+
+def test_the_second_underscore_is_missed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan carries the names of variables that were ignored and probably meant, for the log of the start."""
+    monkeypatch.setenv("VLLM_SUPERVISOR_DRAIN_BUDGET", "5s")
+    (doubt,) = place.plan("serve", "m").doubts
+    assert "VLLM_SUPERVISOR_DRAIN__BUDGET was probably meant" in doubt

@@ -7,12 +7,14 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from fakes.control_socket import Server, serving
 from vllm_supervisor.adapters import directories
 from vllm_supervisor.cli.inspect import event_line
-from vllm_supervisor.cli.main import main
+from vllm_supervisor.cli.main import COMMANDS, UNTOUCHED, cli, main
+from vllm_supervisor.cli.planning import GlobalOptions
 from vllm_supervisor.cli.status_view import rows
 from vllm_supervisor.core.config import settings
 
@@ -317,3 +319,58 @@ def test_config_schema(capsys: pytest.CaptureFixture[str]) -> None:
             found = found["properties"][part]
         assert found["default"] == known.default
         assert known.doc in found["description"]
+
+
+def _words() -> list[list[str]]:
+    """Every command of ours that takes our options behind it, down to the last sub-command."""
+    found = []
+    for name in COMMANDS.keys() - UNTOUCHED:
+        with cli.make_context("vllm-supervisor", [name]) as context:
+            command = cli.get_command(context, name)
+        assert command is not None
+        inner = sorted(command.commands) if isinstance(command, click.Group) else []
+        found += [[name, word] for word in inner] or [[name]]
+    return found
+
+
+@pytest.mark.parametrize("words", _words(), ids=" ".join)
+def test_our_options_are_understood_behind_every_other_command(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """--name, --config, --set and --engine mean the same before and behind a command; --set of both places counts."""
+    seen: list[GlobalOptions] = []
+    with cli.make_context("x", ["--set", "a.b=1", *words]) as context:
+        command = cli.get_command(context, words[0])
+        for word in words[1:]:
+            assert isinstance(command, click.Group)
+            command = command.get_command(context, word)
+    assert command is not None
+    needed = [
+        word
+        for parameter in command.params
+        if parameter.required
+        for word in ([parameter.opts[0], "1"] if isinstance(parameter, click.Option) else ["1"])
+    ]
+    monkeypatch.setattr(command, "callback", lambda *_, **__: seen.append(click.get_current_context().obj))
+    ours = ["--name", "n", "--config=c", "--set", "c.d=2", "--set=e.f=3", "--engine", "mock"]
+    assert main(["--set", "a.b=1", "--name", "old", *words, *ours, *needed]) == 0
+    (found,) = seen
+    assert (found.name, found.config, found.sets, found.engine) == ("n", "c", ("a.b=1", "c.d=2", "e.f=3"), "mock")
+
+
+def test_our_options_behind_a_group(capsys: pytest.CaptureFixture[str]) -> None:
+    """They may also stand between a group and its command."""
+    assert main(["config", "--set", "drain.budget=7s", "show", "--set", "drain.reserve=1s"]) == 0
+    shown = capsys.readouterr().out
+    assert 'budget = "7s"' in shown
+    assert shown.count("# --set") == 2
+
+
+def test_a_doubtful_variable_is_told_by_the_configuration_tools(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`config check` and `config show` name it on standard error, and go on."""
+    monkeypatch.setenv("VLLM_SUPERVISOR_DRAIN_BUDGET", "5s")
+    for word in ("check", "show"):
+        assert main(["config", word]) == 0
+        assert "VLLM_SUPERVISOR_DRAIN__BUDGET was probably meant" in capsys.readouterr().err

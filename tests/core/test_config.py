@@ -208,3 +208,32 @@ def test_the_example_explains_every_key() -> None:
 def test_shipped_configurations_are_right(path: Path) -> None:
     """Every configuration we ship is accepted whole."""
     build(tomllib.loads(path.read_text()), {}, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("VLLM_SUPERVISOR_DRAIN_BUDGET", "VLLM_SUPERVISOR_DRAIN__BUDGET"),
+        ("VLLM_SUPERVISOR_drain_budget", "VLLM_SUPERVISOR_DRAIN__BUDGET"),
+        ("VLLM_SUPERVISOR_FRONT_DOOR_MAX_BODY", "VLLM_SUPERVISOR_FRONT_DOOR__MAX_BODY"),
+        ("VLLM_SUPERVISOR_LISTEN_PORT", "VLLM_SUPERVISOR_LISTEN__PORT"),
+        ("VLLM_SUPERVISOR_ENGINE_ENV_HF_Token", "VLLM_SUPERVISOR_ENGINE__ENV__HF_Token"),
+        ("VLLM_SUPERVISOR_DRAIN__BUDGET", ""),
+        ("VLLM_SUPERVISOR_RELEASE", ""),
+        ("VLLM_SUPERVISOR_PORT", ""),  # these three Kubernetes sets
+        ("VLLM_SUPERVISOR_SERVICE_HOST", ""),
+        ("VLLM_SUPERVISOR_PORT_8000_TCP_ADDR", ""),
+        ("VLLM_SUPERVISOR_ENGINE_ENV", "VLLM_SUPERVISOR_ENGINE__ENV"),
+        ("DRAIN_BUDGET", ""),
+    ],
+)
+def test_a_variable_without_its_second_underscore_is_named(name: str, meant: str) -> None:
+    """It is ignored as before, and the name that would have worked is told; other variables are nobody's business."""
+    loaded = build(None, {name: "{}" if name.endswith("ENV") else "5s"}, ())
+    assert len(loaded.doubts) == bool(meant)
+    if meant:
+        assert loaded.config == Config()
+        assert (
+            loaded.doubts[0]
+            == f"environment {name} is ignored: it names no key; {meant} was probably meant (two underscores)"
+        )

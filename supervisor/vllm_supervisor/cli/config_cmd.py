@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from vllm_supervisor.cli.errors import tell
 from vllm_supervisor.cli.groups import SuggestingGroup
 from vllm_supervisor.cli.planning import GlobalOptions, load_config
 from vllm_supervisor.core import redact
@@ -23,6 +24,7 @@ def config() -> None:
 def show(options: GlobalOptions, *, as_json: bool) -> None:
     """Print every key that is in force and where its value came from; secrets are not shown."""
     loaded = load_config(options)
+    tell(list(loaded.doubts))
     if as_json:
         found = {key: {"value": _shown(loaded, key), "origin": loaded.origins[key]} for key in settings()}
         click.echo(json.dumps(found, indent=2))
@@ -41,7 +43,7 @@ def show(options: GlobalOptions, *, as_json: bool) -> None:
 @click.pass_obj
 def check(options: GlobalOptions) -> None:
     """Say whether the configuration is right; every mistake is told at once, with status 78."""
-    load_config(options)
+    tell(list(load_config(options).doubts))
     click.echo("the configuration is right")
 
 

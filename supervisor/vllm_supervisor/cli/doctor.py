@@ -27,6 +27,7 @@ from vllm_supervisor.cli import doctor_memory
 from vllm_supervisor.cli.planning import GlobalOptions, load_config
 from vllm_supervisor.core import doctor_engine, doctor_machine, doctor_orphans, doctor_rivals, doctor_units, vllm_args
 from vllm_supervisor.core.address import Address, TcpAddress, UnixAddress
+from vllm_supervisor.core.config import Loaded
 from vllm_supervisor.core.config_sections import Config
 from vllm_supervisor.core.doctor import Finding, Level, as_json, exit_status, ok, render
 from vllm_supervisor.core.doctor_engine import Installation
@@ -37,7 +38,7 @@ from vllm_supervisor.core.plan import default_name
 from vllm_supervisor.core.vllm_args import VllmOptions
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--json", "as_json_", is_flag=True, help="One JSON object instead of text.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[serve [MODEL] [any `vllm serve` option]...]")
 @click.pass_obj
@@ -48,7 +49,8 @@ def doctor(options: GlobalOptions, *, as_json_: bool, command: tuple[str, ...]) 
     """
     if command and command[0] != "serve":
         raise click.UsageError(f"doctor {command[0]}: expected nothing, or the command line after `serve`")
-    findings = examine(options, command[1:])
+    as_json_ = as_json_ or "--json" in command  # vLLM has no such option, and people write it last
+    findings = examine(options, [word for word in command[1:] if word != "--json"])
     click.echo(json.dumps(as_json(findings)) if as_json_ else render(findings))
     return exit_status(findings)
 
@@ -56,11 +58,12 @@ def doctor(options: GlobalOptions, *, as_json_: bool, command: tuple[str, ...]) 
 def examine(options: GlobalOptions, arguments: Sequence[str]) -> list[Finding]:
     """Gather and judge everything."""
     try:
-        config = load_config(options).config
+        loaded = load_config(options)
     except ConfigError as error:
         mend = "vllm-supervisor config check"
         return [Finding(Level.ERROR, "config", problem, "nothing starts with it", mend) for problem in error.problems]
-    findings: list[Finding] = []
+    config = loaded.config
+    findings = _doubts(loaded)
     vllm = VllmOptions()
     try:
         vllm = _options(arguments, options.environ)
@@ -78,6 +81,11 @@ def examine(options: GlobalOptions, arguments: Sequence[str]) -> list[Finding]:
     findings += _rivals([*([vllm.port] if arguments or not ours else []), *(_port(facts) for facts in ours)])
     findings += _orphans(config)
     return findings + doctor_machine.machine(_machine(options, config, _address(vllm), unit=bool(ours)))
+
+
+def _doubts(loaded: Loaded) -> list[Finding]:
+    why = "it looks as if it were in force, and is not"
+    return [Finding(Level.WARNING, "config", doubt, why, "rename or unset it") for doubt in loaded.doubts]
 
 
 def _options(arguments: Sequence[str], environ: Mapping[str, str]) -> VllmOptions:

@@ -33,7 +33,7 @@ NO_FRONT = "headless"  # the name of an instance without a front door
 
 @dataclass(frozen=True, slots=True)
 class GlobalOptions:
-    """The options that stand before the sub-command, and the environment."""
+    """The supervisor's own options, and the environment."""
 
     config: str | None
     sets: tuple[str, ...]
@@ -151,6 +151,7 @@ def _plan(
         idle_timeout_s=_idle_timeout(loaded, command.kind, told),
         run_dir=run_dir,
         state_dir=state_dir,
+        doubts=loaded.doubts,
         port_option=("listen.port" if vllm is None else "--port") if by_port else "",
     )
 

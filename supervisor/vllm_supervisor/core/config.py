@@ -4,7 +4,8 @@ Rules:
 * Everything that is wrong is told at once: one `ConfigError` with a line for each mistake, naming key, value, source
   and the mend. A value of a key that looks like a secret is never repeated.
 * `VLLM_SUPERVISOR_SECTION__KEY` names a key; a name without `__` that is no top-level key is ignored, because
-  Kubernetes injects `VLLM_SUPERVISOR_PORT=tcp://…` for a Service of that name.
+  Kubernetes injects `VLLM_SUPERVISOR_PORT=tcp://…` for a Service of that name. One that is a key but for the second
+  underscore is ignored too, and named as probably meant.
 * Entries of a table are merged key by key: `--set engine.env.NAME=value`, `VLLM_SUPERVISOR_ENGINE__ENV__NAME=value`.
 """
 
@@ -26,10 +27,14 @@ DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration and, for each key, where its value came from (`default`, a file, a variable, `--set`)."""
+    """A configuration and, for each key, where its value came from (`default`, a file, a variable, `--set`).
+
+    `doubts`: sentences about what was ignored and probably meant.
+    """
 
     config: Config
     origins: Mapping[str, str]
+    doubts: tuple[str, ...] = ()
 
 
 def settings() -> dict[str, Setting]:
@@ -86,7 +91,7 @@ def build(
         origins[key] = origin
     if problems:
         raise ConfigError(problems)
-    return Loaded(_assemble(values), origins)
+    return Loaded(_assemble(values), origins, tuple(_doubts(env, known)))
 
 
 def _from_file(file: Mapping[str, Any], known: Mapping[str, Setting], name: str) -> Iterator[tuple[str, Any, str]]:
@@ -109,6 +114,20 @@ def _from_env(env: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
         key, _, entry = key.partition("__")
         parts = [section.lower(), key.lower(), entry]  # the name of a table's entry keeps its case
         yield ".".join(part for part in parts if part), env[name], f"environment {name}"
+
+
+def _doubts(env: Mapping[str, str], known: Mapping[str, Setting]) -> Iterator[str]:
+    """Name the variables that lack the second underscore between section and key."""
+    for name in sorted(env):
+        rest = name.removeprefix(PREFIX)
+        if rest == name or "__" in rest:
+            continue
+        for key, setting in known.items():
+            short = key.replace(".", "_").upper()
+            entry = rest[len(short) + 1 :] if setting.kind is TABLE else ""
+            if "." in key and (rest.upper() == short or (entry and rest.upper().startswith(f"{short}_"))):
+                meant = "__".join(part for part in (*key.upper().split("."), entry) if part)
+                yield f"environment {name} is ignored: it names no key; {PREFIX}{meant} was probably meant (two underscores)"
 
 
 def _from_sets(sets: Sequence[str], problems: list[str]) -> Iterator[tuple[str, Any, str]]:

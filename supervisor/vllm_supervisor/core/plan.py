@@ -55,6 +55,7 @@ class Plan:
     idle_timeout_s: float  # how long we keep one of a client's
     run_dir: Path
     state_dir: Path
+    doubts: tuple[str, ...]  # what was ignored and probably meant
     port_option: str  # the one whose port names the instance and its directories; empty: something else names them
 
 

@@ -109,6 +109,8 @@ def run(plan: Plan) -> int:
         level=plan.config.log.level,
         stamp=clock.stamp,
     )
+    for doubt in plan.doubts:
+        logger.warning("configuration", sentence=doubt)
     gc.freeze()  # what was imported stays: no collection need look at it again
     try:
         with ExitStack() as held:
