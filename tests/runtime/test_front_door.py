@@ -8,6 +8,7 @@ import trio
 from fakes.door import READY, STARTING, Door, in_trio, open_door
 from fakes.raw_engine import LAST_CHUNK, STREAM_HEAD, Call, event, ok, token
 from vllm_supervisor.core.words import ClosedReason, Cut
+from vllm_supervisor.runtime import own_answers
 from vllm_supervisor.runtime.engine_links import EngineLink
 from vllm_supervisor.runtime.relay import Relay
 
@@ -260,6 +261,23 @@ async def test_metrics_are_ours_alone_when_the_engine_cannot_be_read():
         assert (await _get(door, b"/metrics"))[1] == b"vllm_supervisor_up 1\n"
         door.upstreams.point_at(None, 0)
         assert (await _get(door, b"/metrics"))[1] == b"vllm_supervisor_up 1\n"
+
+
+@in_trio
+async def test_metrics_do_not_wait_for_an_engine_that_hangs():
+    """An engine that takes the request and says nothing, or only its head, leaves ours alone, well before it wakes."""
+    said: list[bytes] = [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\nhalf"]
+
+    async def script(call: Call) -> None:
+        await call.request()
+        await call.send(said.pop())
+        await call.gone()
+
+    assert own_answers.METRICS_TIMEOUT < 1.0
+    async with open_door(script) as door:
+        for _ in range(2):
+            assert (await _get(door, b"/metrics"))[1] == b"vllm_supervisor_up 1\n"
+    assert not said
 
 
 @in_trio
