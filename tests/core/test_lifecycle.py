@@ -468,6 +468,26 @@ def test_ready_again_counts_from_the_death() -> None:
     assert life.state.last_restart.ready_after_s == pytest.approx(20.9)
 
 
+def test_a_restart_that_was_given_up_is_not_ready_later() -> None:
+    """Parked, the newest restart has no ready engine any more, and what a person starts hours later is no part of it."""
+    life = Life().ready()
+    while life.state.node is not Node.PARKED:
+        life.crash()
+        if life.state.node is Node.WAITING:
+            life.fire()
+            life.ready()
+    assert life.state.last_restart is not None
+    assert life.state.last_restart.ready_after_s is None
+    life.now += 7200.0
+    life.tell(facts.RestartRequested("pid 9", "mended"), facts.SweepDone())
+    life.ready()
+    assert life.state.last_restart.ready_after_s is None
+    life.crash()
+    life.fire()
+    life.ready()
+    assert life.state.last_restart.ready_after_s is not None
+
+
 def test_two_stops_before_the_door_is_open_end_it() -> None:
     """Both signals may be there before anything has begun; what then begins is harmless."""
     life = Life()

@@ -79,7 +79,10 @@ def give_up(state: State, decision: GiveUp, moment: Moment, policy: Policy) -> S
         state, more = gone(replace(state, problem=sentence, give_up_status=decision.status))
         return state, [orders.Record("gave_up", f"gave up: {sentence}", level="error"), *more]
     sentence = f"{sentence}; {WAY_OUT}"
-    state = replace(state, node=Node.PARKED, problem=sentence, started=True)
+    last = state.last_restart
+    if last is not None:  # what it had, a ready engine, is over; what an operator starts later is another matter
+        last = replace(last, ready_after_s=None, given_up=True)
+    state = replace(state, node=Node.PARKED, problem=sentence, started=True, last_restart=last)
     parked: list[orders.Order] = [
         orders.CloseGate(ClosedReason.PARKED, sentence),
         orders.Record("parked", f"parked: {sentence}", level="error"),

@@ -64,7 +64,7 @@ def became_ready(state: State, fact: facts.BecameReady, moment: Moment, _policy:
     """Open admission."""
     took = moment.now - (moment.now if state.spawned_at is None else state.spawned_at)
     last = state.last_restart
-    if last is not None and last.ready_after_s is None:
+    if last is not None and last.ready_after_s is None and not last.given_up:
         last = replace(last, ready_after_s=moment.now - last.at)
     sentence = f"engine {state.incarnation} is ready after {took:.1f} s" + (f" ({fact.note})" if fact.note else "")
     state = replace(

@@ -113,13 +113,17 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class LastRestart:
-    """The newest restart, for status and events. `at` is when the old engine ended, in monotonic seconds."""
+    """The newest restart, for status and events. `at` is when the old engine ended, in monotonic seconds.
+
+    `given_up`: no start followed that became ready; whatever is started later is no part of it.
+    """
 
     cause: str
     sentence: str
     at: float
     requests_lost: int = 0
     ready_after_s: float | None = None
+    given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
