@@ -198,7 +198,7 @@ class EngineRoom:
         if not found or not self._plan.config.engine.sweep:
             return found
         said, left = await _end(earlier, found)
-        self._log.warning("swept_earlier", sentence=f"an earlier run left: {said}")
+        self._log.warning("swept_earlier", sentence=f"cleanup after an earlier run: {said}")
         return left
 
     async def _end_abandoned(self) -> None:
@@ -247,9 +247,10 @@ class EngineRoom:
         if isinstance(body.group, EngineGroup):
             body.group.remove()
         if killed or removed.names or removed.kept:
-            # Workers regularly outlive the main process by a moment: that alone is nothing to be warned of.
-            say = self._log.warning if removed.names or removed.kept else self._log.info
-            say("swept", sentence=f"the engine left something behind: {_left_behind(killed, removed)}")
+            # vLLM regularly leaves workers, multiprocessing's resource tracker and its psm_* segments for a moment or
+            # for good. What is gone again is nothing to be warned of.
+            say = self._log.warning if removed.kept else self._log.info
+            say("swept", sentence=f"cleanup: {_left_behind(killed, removed)}")
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -304,8 +305,14 @@ def _named(members: Sequence[Member]) -> str:
 
 
 def _left_behind(killed: Sequence[Member], removed: Removed) -> str:
-    parts = [f"killed {_named(killed)}"] if killed else []
+    parts = [f"killed {_count(killed, 'leftover process', 'es')} ({_named(killed)})"] if killed else []
     if removed.names:
-        parts.append(f"removed {', '.join(removed.names)} ({removed.bytes} bytes)")
+        names = ", ".join(removed.names)
+        what = _count(removed.names, "shared-memory segment", "s")
+        parts.append(f"removed {what} ({names}; {removed.bytes / 1024:.0f} KiB)")
     parts += [f"kept {path}: {why}" for path, why in removed.kept]
     return "; ".join(parts)
+
+
+def _count(what: Sequence[object], word: str, plural: str) -> str:
+    return f"{len(what)} {word}{plural if len(what) > 1 else ''}"
