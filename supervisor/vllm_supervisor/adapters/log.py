@@ -18,6 +18,8 @@ import structlog  # noqa: E402
 if _hidden:
     del sys.modules["rich"]
 
+from vllm_supervisor.core.priorities import with_priority  # noqa: E402
+
 Sink = Callable[[bytes], None]
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _MARKS = {"debug": "·", "info": " ", "warning": "!", "error": "✗"}
@@ -56,12 +58,22 @@ def _readable(_logger: object, _level: str, entry: MutableMapping[str, Any]) -> 
     return line + (f"\n{extra}" if extra else "")
 
 
-def build(sink: Sink, *, json: bool, level: str, stamp: Callable[[], str]) -> Any:
-    """Make the logger. `level` is one of LEVELS; `json` chooses the form; `stamp` tells the time, ISO 8601, UTC."""
+def _prefixed(render: Any) -> Any:
+    def rendered(logger: object, level: str, entry: MutableMapping[str, Any]) -> str:
+        return with_priority(render(logger, level, entry), level)
+
+    return rendered
+
+
+def build(sink: Sink, *, json: bool, level: str, stamp: Callable[[], str], journal: bool = False) -> Any:
+    """Make the logger. `level` is one of LEVELS; `json` chooses the form; `stamp` tells the time, ISO 8601, UTC.
+
+    `journal`: each line begins with its priority.
+    """
     render: Any = structlog.processors.JSONRenderer(default=lambda value: type(value).__name__) if json else _readable
     return structlog.wrap_logger(
         _SinkLogger(sink),
-        processors=[_Stamped(stamp), structlog.processors.format_exc_info, render],
+        processors=[_Stamped(stamp), structlog.processors.format_exc_info, _prefixed(render) if journal else render],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         cache_logger_on_first_use=False,
     )

@@ -2,18 +2,25 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 
 import click
 
+from vllm_supervisor.adapters import journal_stream
 from vllm_supervisor.core.errors import ConfigError, UserError
+from vllm_supervisor.core.own_status import FAULT
+from vllm_supervisor.core.priorities import with_priority
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 
 def guarded(run: Callable[[], int | None]) -> int:
-    """Call `run` and turn what it raises into an exit status; faults of ours go through, with their traceback."""
+    """Call `run` and turn what it raises into an exit status; faults of ours go through, with their traceback.
+
+    In the journal a traceback is one error a line, as every mistake is.
+    """
     try:
         return run() or 0
     except UserError as error:
@@ -31,9 +38,16 @@ def guarded(run: Callable[[], int | None]) -> int:
         # The reader left (`events | head`): nothing is to be told, and the interpreter must not try to flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except Exception:
+        if not journal_stream.connected(os.environ):
+            raise
+        click.echo(with_priority(traceback.format_exc().rstrip(), "error"), err=True)
+        return FAULT
 
 
 def tell(problems: list[str]) -> None:
     """Write one line a problem to standard error."""
+    journal = journal_stream.connected(os.environ)
     for problem in problems:
-        click.echo(f"vllm-supervisor: {' '.join(problem.split())}", err=True)
+        line = f"vllm-supervisor: {' '.join(problem.split())}"
+        click.echo(with_priority(line, "error") if journal else line, err=True)

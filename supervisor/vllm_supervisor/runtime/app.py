@@ -22,6 +22,7 @@ from vllm_supervisor.adapters import (
     clock,
     descriptors,
     given_sockets,
+    journal_stream,
     log,
     nvidia,
     outer_limit,
@@ -108,6 +109,7 @@ def run(plan: Plan) -> int:
         json=form == "json" or (form == "auto" and not streams.on_terminal),
         level=plan.config.log.level,
         stamp=clock.stamp,
+        journal=journal_stream.connected(plan.environ),
     )
     for doubt in plan.doubts:
         logger.warning("configuration", sentence=doubt)
