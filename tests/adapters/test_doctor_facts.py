@@ -12,7 +12,7 @@ import pytest
 
 from vllm_supervisor.adapters import machine_facts, vllm_install
 from vllm_supervisor.adapters.rival_sources import gather
-from vllm_supervisor.adapters.systemd_units import services
+from vllm_supervisor.adapters.systemd_units import services, switched_off
 
 PRINTED = """\
 Type=notify
@@ -52,7 +52,40 @@ def test_services_that_run_a_supervisor_or_vllm_are_found(tmp_path: Path) -> Non
     assert ours.environ == {"A": "1", "B": "2", "SERVE": "tiny --port 8000"}
     assert (bare.name, bare.bare, bare.stop_s) == ("old-vllm.service", True, None)
     assert all(words[0] == "--user" for words in asked)
-    assert asked[-1][-2:] == ["old-vllm.service", "other.service"]
+    assert asked[-2][-2:] == ["old-vllm.service", "other.service"]
+    assert asked[-1][-2:] == ["vllm-supervisor@8000.service", "old-vllm.service"]
+
+
+SWITCHES = {
+    "on.service": "ActiveState=active\nUnitFileState=enabled",
+    "old.service": "ActiveState=inactive\nUnitFileState=disabled",
+    "failed.service": "ActiveState=failed\nUnitFileState=static",
+    "boots.service": "ActiveState=inactive\nUnitFileState=enabled",
+    "masked.service": "ActiveState=inactive\nUnitFileState=masked\nTriggeredBy=on.timer",
+    "timed.service": "ActiveState=inactive\nUnitFileState=static\nTriggeredBy=on.timer",
+    "untimed.service": "ActiveState=inactive\nUnitFileState=disabled\nTriggeredBy=off.timer",
+    "rescue.service": "ActiveState=inactive\nUnitFileState=static\nOnFailureOf=on.service old.service",
+    "unknown.service": "ActiveState=inactive\nUnitFileState=",
+    "on.timer": "ActiveState=active\nUnitFileState=enabled",
+    "off.timer": "ActiveState=inactive\nUnitFileState=disabled",
+}
+
+
+def test_units_that_nothing_starts_are_switched_off() -> None:
+    """Disabled, masked or static, at rest, and started by no timer and no other unit that is in use itself."""
+
+    def ask(words: Sequence[str]) -> str:
+        return "\n\n".join(f"Id={name}\n{SWITCHES[name]}" for name in words[words.index("--") + 1 :])
+
+    services_of = [name for name in SWITCHES if name.endswith(".service")]
+    found = switched_off(ask, services_of, user=False)
+    assert found == {"old.service", "failed.service", "masked.service", "untimed.service"}
+    assert switched_off(ask, [], user=False) == set()
+
+    def silent(_words: Sequence[str]) -> str:
+        raise subprocess.CalledProcessError(1, "systemctl")
+
+    assert switched_off(silent, services_of, user=False) == set()
 
 
 def test_a_manager_that_does_not_answer_is_told_from_one_without_units() -> None:

@@ -76,3 +76,28 @@ def test_unified_memory_is_judged_by_the_configuration_and_the_options(
     _, said = run(capsys, "--engine", "mock", "--set", f"memory.proc={tmp_path}", *line, "0.95")
     found = [one for one in said["findings"] if one["check"] == "unified_memory"]
     assert [(one["level"], one["what"][:16]) for one in found] == [("ok", "memory guard off")]
+
+
+def test_a_name_that_is_a_port_names_the_port(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--name N` looks at port N, before and behind the command; a name that is no port asks for none."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for words in (("--name", port, "doctor"), ("doctor", "--name", port)):
+            _, said = run(capsys, "--engine", "mock", *words)
+            (found,) = (one for one in said["findings"] if one["check"] == "port")
+            assert f":{port} is in use by pid" in found["what"]
+        _, said = run(capsys, "--engine", "mock", "--name", "mine", "doctor")
+        assert [one for one in said["findings"] if one["check"] == "port"] == []
+
+
+def test_json_is_understood_behind_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """People write it last, and vLLM has no such option."""
+    main(["--engine", "mock", "doctor", "serve", "tiny", "--port", "0", "--json"])
+    assert json.loads(capsys.readouterr().out)["findings"]
+
+
+def test_a_doubtful_variable_is_a_warning(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One underscore where two are meant."""
+    monkeypatch.setenv("VLLM_SUPERVISOR_DRAIN_BUDGET", "5s")
+    _, said = run(capsys, "--engine", "mock", "doctor", "serve", "tiny", "--port", "0")
+    assert [one["level"] for one in said["findings"] if one["check"] == "config"] == ["warning"]

@@ -212,7 +212,7 @@ def test_only_named_segments_are_to_be_removed() -> None:
         ({"shm_free": 0}, "shm", Level.WARNING),
         ({"shm_unused": ("/dev/shm/psm_1",)}, "shm", Level.NOTE),
         ({"shm_untold": 2}, "shm", Level.NOTE),
-        ({"files_soft": 1024}, "files", Level.WARNING),
+        ({"files_soft": 1024, "files_hard": 4096}, "files", Level.WARNING),
         ({"memory_available": GIB}, "memory", Level.WARNING),
         ({"memory_total": None}, "memory", Level.NOTE),
         ({"gpus": ()}, "gpu", Level.NOTE),
@@ -234,3 +234,49 @@ def test_each_fact_of_a_machine_has_its_rule(change: dict[str, object], check: s
     bad = [found for found in doctor_machine.machine(replace(MACHINE, **change)) if found.level is not Level.OK]
     assert levels(bad) == [level]
     assert bad[0].check == check
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files_soft": 1024},  # a start raises its own
+        {"files_soft": 1024, "files_hard": 4096, "units": True},  # the unit's own counts
+        {"served": ("0.0.0.0:8000 is served by the supervisor '8000'",)},
+    ],
+)
+def test_what_has_been_mended_is_well(change: dict[str, object]) -> None:
+    """A limit that is raised where it counts, and an address that the instance itself holds, leave nothing to do."""
+    assert {found.level for found in doctor_machine.machine(replace(MACHINE, **change))} == {Level.OK}
+
+
+@pytest.mark.parametrize(
+    ("limit", "level"), [("8447", Level.WARNING), ("8448", Level.OK), ("infinity", Level.OK), ("", Level.OK)]
+)
+def test_a_unit_s_own_limit_of_open_files_counts(limit: str, level: Level) -> None:
+    """It is compared with what the configuration's connections need."""
+    wanted = doctor_machine.files_wanted(4096)
+    assert levels(doctor_units.unit(facts(LimitNOFILE=limit), 100.0, wanted)) == [level]
+
+
+def test_a_unit_that_is_switched_off_is_no_rival_any_more() -> None:
+    """After the advice was followed nothing is left to do, for a bare unit as for a watchdog's and its script."""
+    bare = facts("/opt/vllm/bin/vllm serve tiny", UnitFileState="enabled")
+    assert levels([doctor_units.bare(bare)]) == [Level.WARNING]
+    assert "doctor --migrate x.service" in doctor_units.bare(bare).mend
+    assert levels([doctor_units.bare(replace(bare, off=True))]) == [Level.OK]
+    unit = "/etc/systemd/system/dog.service"
+    sources = [
+        Source(unit, "unit", "ExecStart=/bin/sh -c 'systemctl restart vllm'"),
+        Source(f"{unit}.d/x.conf", "unit", "ExecStart=/bin/sh -c 'systemctl restart vllm'"),
+        Source(f"/opt/dog.sh (named in {unit})", "script", "pkill vllm"),
+        Source("/etc/cron.d/llm", "cron", "* * * * * root systemctl restart vllm"),
+    ]
+    assert doctor_rivals.suspects(sources, []) == ["dog.service"]
+    assert len(doctor_rivals.rivals(sources, [])) == 4
+    (left,) = doctor_rivals.rivals(sources, [], {"dog.service"})
+    assert left.what.startswith("/etc/cron.d/llm")
+
+
+def test_a_container_unit_is_a_bare_one() -> None:
+    """`docker run` of vLLM's own image is vLLM without a supervisor."""
+    assert facts("/usr/bin/docker run --rm vllm/vllm-openai:latest --model m").bare

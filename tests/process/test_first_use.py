@@ -123,3 +123,14 @@ def test_an_engine_that_stays_unhealthy_is_named_while_it_starts(start_mock: Sta
     )
     assert client.get("/readyz").status_code == 503
     assert supervisor.err.text.count("its /health gave status 500; its own lines say why") == 1
+
+
+def test_doctor_finds_the_port_of_a_running_instance_well(start_mock: StartMock, account: Account) -> None:
+    """The address that the instance itself holds is no clash, by its name and by its command line."""
+    supervisor, client = start_mock()
+    supervisor.until(client.listens, within=10.0, what="the front door listens")
+    port = str(client.port)
+    for words in (("--name", port), ("serve", "tiny", "--host", "127.0.0.1", "--port", port)):
+        said = json.loads(account.tool("--engine", "mock", "doctor", "--json", *words).stdout)
+        (found,) = (one for one in said["findings"] if one["check"] == "port")
+        assert (found["level"], f"is served by the supervisor '{port}'" in found["what"]) == ("ok", True), found

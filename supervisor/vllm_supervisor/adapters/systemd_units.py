@@ -8,18 +8,20 @@ Sources: systemctl(1), systemd.unit(5).
 """
 
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from vllm_supervisor.core.doctor_units import UnitFacts
+from vllm_supervisor.core.doctor_units import TRIGGERS, UnitFacts, is_off
 from vllm_supervisor.core.systemd_words import command, environment, span
 
 _PROPERTIES = (
     "Id", "ActiveState", "Type", "KillMode", "TimeoutStopUSec", "OOMPolicy", "Restart", "RestartPreventExitStatus", "WatchdogUSec",
-    "Delegate", "ExecStart", "Environment", "EnvironmentFiles",
+    "Delegate", "LimitNOFILE", "ExecStart", "Environment", "EnvironmentFiles", "UnitFileState",
 )  # fmt: skip
 _MOST = 200  # units looked at
+_DEPTH = 3  # a service, its timer, and what wants that
 
 Ask = Callable[[Sequence[str]], str]
 
@@ -42,7 +44,27 @@ def services(ask: Ask, *, user: bool, also: Sequence[str] = ()) -> list[UnitFact
     except (OSError, subprocess.SubprocessError):
         return None
     found = [_facts(block, user=user) for block in _blocks(printed)]
-    return [facts for facts in found if facts.ours or facts.bare][:_MOST]
+    kept = [facts for facts in found if facts.ours or facts.bare][:_MOST]
+    idle = switched_off(ask, [facts.name for facts in kept], user=user)
+    return [replace(facts, off=facts.name in idle) for facts in kept]
+
+
+def switched_off(ask: Ask, names: Sequence[str], *, user: bool) -> set[str]:
+    """Return those of the units that do not run and that nothing will start; empty where systemd does not answer."""
+    wanted = f"--property=Id,ActiveState,UnitFileState,{','.join(TRIGGERS)}"
+    blocks: dict[str, Mapping[str, str]] = {}
+    rest = list(dict.fromkeys(names))[:_MOST]
+    for _ in range(_DEPTH):
+        if not rest:
+            break
+        try:
+            printed = ask([*(["--user"] if user else []), "show", wanted, "--", *rest])
+        except (OSError, subprocess.SubprocessError):
+            return set()
+        blocks |= {block.get("Id", ""): block for block in _blocks(printed)}
+        named = [one for block in blocks.values() for key in TRIGGERS for one in block.get(key, "").split()]
+        rest = [one for one in dict.fromkeys(named) if one not in blocks][:_MOST]
+    return {name for name in names if is_off(name, blocks)}
 
 
 def _blocks(printed: str) -> list[dict[str, str]]:

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -24,6 +25,7 @@ from vllm_supervisor.adapters import (
     vllm_yaml,
 )
 from vllm_supervisor.cli import doctor_memory
+from vllm_supervisor.cli.finding import connect
 from vllm_supervisor.cli.planning import GlobalOptions, load_config
 from vllm_supervisor.core import doctor_engine, doctor_machine, doctor_orphans, doctor_rivals, doctor_units, vllm_args
 from vllm_supervisor.core.address import Address, TcpAddress, UnixAddress
@@ -78,9 +80,28 @@ def examine(options: GlobalOptions, arguments: Sequence[str]) -> list[Finding]:
         findings += doctor_engine.options("this command line", vllm, {**options.environ, **config.engine.env})
         findings += _installation(options.engine, config, options.environ)
         findings += doctor_memory.findings(config.memory, arguments, options.environ)
-    findings += _rivals([*([vllm.port] if arguments or not ours else []), *(_port(facts) for facts in ours)])
+    instances = _instances(options, arguments, vllm, ours)
+    findings += _rivals([where.port for where in instances.values() if isinstance(where, TcpAddress)])
     findings += _orphans(config)
-    return findings + doctor_machine.machine(_machine(options, config, _address(vllm), unit=bool(ours)))
+    return findings + doctor_machine.machine(_machine(options, config, instances, unit=bool(ours)))
+
+
+def _instances(
+    options: GlobalOptions, arguments: Sequence[str], vllm: VllmOptions, ours: Sequence[UnitFacts]
+) -> dict[str, Address]:
+    """Return the address of each instance that is meant: of a command line, of --name, of the units, else the default."""
+    if arguments:
+        return {options.name or default_name(_address(vllm)): _address(vllm)}
+    units = {}
+    for facts in ours:
+        where = _unit_address(facts)
+        units[next(iter(facts.own_options().get("--name", ())), default_name(where))] = where
+    if options.name is None:
+        return units or {default_name(_address(vllm)): _address(vllm)}
+    if options.name in units:
+        return {options.name: units[options.name]}
+    port = options.name.isdecimal() and int(options.name) <= 65535
+    return {options.name: TcpAddress("", int(options.name))} if port else {}
 
 
 def _doubts(loaded: Loaded) -> list[Finding]:
@@ -128,18 +149,18 @@ def _unit(facts: UnitFacts) -> list[Finding]:
     drain = config.drain
     needed = drain.propagation + drain.budget + config.engine.stop_grace + drain.documentation + drain.reserve
     return [
-        *doctor_units.unit(facts, needed),
+        *doctor_units.unit(facts, needed, doctor_machine.files_wanted(config.front_door.max_connections)),
         *doctor_engine.options(facts.name, vllm, {**facts.environ, **config.engine.env}),
         *(_installation(engine, config, facts.environ) if facts.serve_arguments() is not None else ()),
         *doctor_memory.findings(config.memory, facts.serve_arguments() or [], facts.environ),
     ]
 
 
-def _port(facts: UnitFacts) -> int:
+def _unit_address(facts: UnitFacts) -> Address:
     try:
-        return _options(facts.serve_arguments() or [], facts.environ).port
+        return _address(_options(facts.serve_arguments() or [], facts.environ))
     except UserError:
-        return VllmOptions().port
+        return _address(VllmOptions())
 
 
 def _installation(engine: str, config: Config, environ: Mapping[str, str]) -> list[Finding]:
@@ -167,7 +188,9 @@ def _orphans(config: Config) -> list[Finding]:
 
 def _rivals(served: Sequence[int]) -> list[Finding]:
     sources = rival_sources.gather()
-    findings = doctor_rivals.rivals(sources.texts, served) + doctor_rivals.containers(sources.containers, served)
+    suspects = doctor_rivals.suspects(sources.texts, served)
+    off = systemd_units.switched_off(outer_limit.ask, suspects, user=False)
+    findings = doctor_rivals.rivals(sources.texts, served, off) + doctor_rivals.containers(sources.containers, served)
     if sources.hidden:
         what = f"{sources.hidden} cron files or units may not be read by this user"
         findings.append(Finding(Level.NOTE, "rival", what, "a rival may stand in them", "run this as root"))
@@ -178,12 +201,21 @@ def _address(vllm: VllmOptions) -> Address:
     return UnixAddress(vllm.uds) if vllm.uds is not None else TcpAddress(vllm.host or "", vllm.port)
 
 
-def _machine(options: GlobalOptions, config: Config, address: Address, *, unit: bool) -> Machine:
+def _machine(options: GlobalOptions, config: Config, instances: Mapping[str, Address], *, unit: bool) -> Machine:
     shm, memory = machine_facts.shared_memory(), machine_facts.memory()
     segments = leftovers.named_like_segments()
     soft, hard = machine_facts.open_files()
     where = cgroup.own_path()
     delegated = "" if unit else cgroup.not_delegated(where)
+    problems: list[tuple[str, str]] = []
+    served: list[str] = []
+    for name, address in instances.items():
+        if isinstance(address, TcpAddress) and (said := _try_port(address)):
+            if said.partition(" in use by ")[2].startswith(f"pid {_pid(replace(options, name=name))} "):
+                served.append(f"{address} is served by the supervisor {name!r}")
+            else:
+                problems.append(("port", said))
+        problems += _places(replace(options, name=name), config)
     return Machine(
         shm_total=None if shm is None else shm[0],
         shm_free=None if shm is None else shm[1],
@@ -200,17 +232,35 @@ def _machine(options: GlobalOptions, config: Config, address: Address, *, unit: 
         cgroup_version=1 if isinstance(where, cgroup.Unavailable) else 2,
         delegated=delegated,
         max_connections=config.front_door.max_connections,
-        problems=tuple(_problems(options, config, address)),
+        problems=tuple(dict.fromkeys(problems)),
+        served=tuple(served),
+        units=unit,
     )
 
 
-def _problems(options: GlobalOptions, config: Config, address: Address) -> list[tuple[str, str]]:
-    """Try the port, as a start would, and let it go at once; look at the directories without making them."""
-    name = options.name or default_name(address)
+def _try_port(address: TcpAddress) -> str:
+    """Bind the port, as a start would, and let it go at once; return why that fails, or ""."""
+    try:
+        ports.listen(address).close()
+    except SetupError as problem:
+        return str(problem)
+    return ""
+
+
+def _pid(options: GlobalOptions) -> int | None:
+    """Return the pid of the running instance of this name, or None where none answers this user."""
+    try:
+        return int(connect(options).get("/status")["pid"])
+    except (UserError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _places(options: GlobalOptions, config: Config) -> list[tuple[str, str]]:
+    """Look at the directories without making them."""
+    name = options.name or ""
     run_dir = directories.run_directory(config.run_dir, options.environ, name)
     state_dir = directories.state_directory(config.state_dir, options.environ, name)
     checks: tuple[tuple[str, Callable[[], None]], ...] = (
-        ("port", lambda: ports.listen(address).close() if isinstance(address, TcpAddress) else None),
         ("run_dir", lambda: directories.check_length(run_dir)),
         ("run_dir", lambda: directories.check_writable(run_dir, "run_dir")),
         ("state_dir", lambda: directories.check_writable(state_dir, "state_dir")),

@@ -40,6 +40,8 @@ class Machine:
     delegated: str  # "" if a control group is ours, else why not
     max_connections: int
     problems: tuple[tuple[str, str], ...]  # (check, sentence)
+    served: tuple[str, ...] = ()  # sentences about addresses that the instance itself holds
+    units: bool = False  # a unit of ours is installed: its limits count, not this shell's
 
 
 def machine(facts: Machine) -> list[Finding]:
@@ -56,7 +58,7 @@ def machine(facts: Machine) -> list[Finding]:
 
 
 def _problems(facts: Machine) -> list[Finding]:
-    found = []
+    found = [ok("port", sentence) for sentence in facts.served]
     for check, sentence in facts.problems:
         what, _, mend = sentence.rpartition("; ")
         if "vllm-supervisor" in what and " in use " in what:
@@ -116,17 +118,22 @@ def _segments(unused: tuple[str, ...], untold: int) -> Finding:
 
 
 def _files(facts: Machine) -> Finding:
-    wanted = facts.max_connections * FILES_PER_CONNECTION + FILES_BESIDES
-    if facts.files_soft >= wanted:
-        return ok("files", f"{facts.files_soft} open files are allowed")
+    """Judge the hard limit, up to which a start raises its own; each unit has one, which is judged with it."""
+    wanted = files_wanted(facts.max_connections)
+    if facts.files_hard >= wanted or facts.units:
+        return ok("files", f"{max(facts.files_soft, facts.files_hard)} open files are allowed")
     return Finding(
         Level.WARNING,
         "files",
-        f"{facts.files_soft} open files are allowed, {wanted} may be wanted (front_door.max_connections)",
+        f"{facts.files_hard} open files are allowed, {wanted} may be wanted (front_door.max_connections)",
         "at the limit new connections wait until old ones end",
-        f"LimitNOFILE={max(wanted, 65536)} in the unit, ulimit -n {wanted} in a shell"
-        + ("" if facts.files_hard >= wanted else f"; the hard limit is {facts.files_hard}, so root has to"),
+        f"LimitNOFILE={max(wanted, 65536)} in a unit; for a shell root has to: /etc/security/limits.conf",
     )
+
+
+def files_wanted(max_connections: int) -> int:
+    """Return how many files may be open at once."""
+    return max_connections * FILES_PER_CONNECTION + FILES_BESIDES
 
 
 def _clock(facts: Machine) -> Finding:

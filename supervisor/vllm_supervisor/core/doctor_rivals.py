@@ -7,7 +7,7 @@ Rules:
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from vllm_supervisor.core.doctor import Finding, Level, ok
@@ -42,12 +42,26 @@ _ACTS = re.compile(
 )
 _ASKS = re.compile(r"\b(?:curl|wget|http|nc|urlopen|requests\.get|httpx)\b")
 _OUR_UNIT = re.compile(r"^\s*ExecStart=.*vllm[-_]supervisor\b.* (?:serve|run)\b", re.MULTILINE)
+_UNIT_FILE = re.compile(r"/(?P<unit>[^/\s]+\.(?:service|timer))(?:\.d/[^/\s]+)?\)?$")
 _COMMENT = re.compile(r"^\s*[#;].*$", re.MULTILINE)
 
 
-def rivals(sources: Sequence[Source], ports: Sequence[int]) -> list[Finding]:
-    """Judge every text; `ports` are the public ports of our servers."""
-    found = [finding for source in sources if (finding := _judge(source, ports)) is not None]
+def unit_of(source: Source) -> str:
+    """Return the unit a text belongs to, itself or as a script named in it; "" for none."""
+    found = _UNIT_FILE.search(source.where)
+    return found["unit"] if found else ""
+
+
+def suspects(sources: Sequence[Source], ports: Sequence[int]) -> list[str]:
+    """Return the units that would be found to be rivals, to be asked whether they are in use at all."""
+    named = (unit_of(source) for source in sources if _judge(source, ports) is not None)
+    return list(dict.fromkeys(name for name in named if name))
+
+
+def rivals(sources: Sequence[Source], ports: Sequence[int], off: Collection[str] = ()) -> list[Finding]:
+    """Judge every text; `ports` are the public ports of our servers, `off` the units that nothing starts."""
+    used = (source for source in sources if unit_of(source) not in off)
+    found = [finding for source in used if (finding := _judge(source, ports)) is not None]
     return found or [ok("rival", f"no rival watchdog among {len(sources)} cron files, units and scripts")]
 
 
@@ -65,7 +79,8 @@ def _judge(source: Source, ports: Sequence[int]) -> Finding | None:
             "rival",
             f"{source.where} ({source.kind}) speaks of {named} and can do `{does}`",
             "a second authority cannot tell a long prefill from a hang, and cuts every open request when it is wrong",
-            "let it call `vllm-supervisor report --source NAME --reason TEXT` instead, or disable it",
+            "let it call `vllm-supervisor report --source NAME --reason TEXT` instead, or disable it"
+            + (f": systemctl disable --now {unit_of(source)} and what triggers it" if unit_of(source) else ""),
         )
     if _ASKS.search(text):
         return Finding(

@@ -13,8 +13,10 @@ from vllm_supervisor.core.own_status import MEANINGS
 
 FINAL = tuple(sorted(set(MEANINGS) - {0, 1, 3, 130}))  # our statuses after which a restart would meet the same end
 
+TRIGGERS = ("TriggeredBy", "WantedBy", "RequiredBy", "OnFailureOf", "OnSuccessOf")
+_NOT_ENABLED = {"disabled", "static", "masked", "masked-runtime"}
 _OURS = re.compile(r"vllm[-_]supervisor\b.* (?:serve|run)\b")
-_BARE = re.compile(r"(?:^|[/ ])vllm serve\b|vllm\.entrypoints")
+_BARE = re.compile(r"(?:^|[/ ])vllm serve\b|vllm\.entrypoints|\bvllm-openai\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class UnitFacts:
     command: str
     environ: Mapping[str, str]
     stop_s: float | None
+    off: bool = False  # it does not run, and nothing starts it
 
     @property
     def ours(self) -> bool:
@@ -67,21 +70,54 @@ class UnitFacts:
         return found
 
 
-def unit(facts: UnitFacts, needed_s: float) -> list[Finding]:
-    """Judge one of our units; `needed_s` is how long a stop takes by the configuration."""
+def is_off(name: str, blocks: Mapping[str, Mapping[str, str]]) -> bool:
+    """Whether a unit does not run and nothing will start it; `blocks` are the properties of it and of its triggers.
+
+    A unit that systemd does not know is none: whoever wrote its file may have it started by another manager.
+    """
+    block = blocks.get(name, {})
+    if block.get("ActiveState") not in {"inactive", "failed"} or block.get("UnitFileState") not in _NOT_ENABLED:
+        return False
+    if block["UnitFileState"].startswith("masked"):
+        return True
+    return all(is_off(one, blocks) for key in TRIGGERS for one in block.get(key, "").split())
+
+
+def limit_of_files(facts: UnitFacts) -> int | None:
+    """Return LimitNOFILE, which systemd sets as the hard limit; None where it is not told or there is none."""
+    value = facts.properties.get("LimitNOFILE", "")
+    return int(value) if value.isdecimal() else None
+
+
+def unit(facts: UnitFacts, needed_s: float, needed_files: int = 0) -> list[Finding]:
+    """Judge one of our units; by the configuration a stop takes `needed_s`, and `needed_files` may be open at once."""
     found = [finding for rule in _RULES if (finding := rule(facts, needed_s)) is not None]
+    allowed = limit_of_files(facts)
+    if allowed is not None and allowed < needed_files:
+        found.append(
+            Finding(
+                Level.WARNING,
+                "unit",
+                f"{facts.name}: LimitNOFILE={allowed}, and {needed_files} may be wanted (front_door.max_connections)",
+                "at the limit new connections wait until old ones end",
+                f"LimitNOFILE={max(needed_files, 65536)}",
+            )
+        )
     return found or [ok("unit", f"{facts.name} fits the configuration")]
 
 
 def bare(facts: UnitFacts) -> Finding:
     """Judge a unit that runs vLLM without us."""
+    if facts.off:
+        return ok("rival", f"{facts.name} runs vLLM without a supervisor, but is switched off")
     restart = facts.properties.get("Restart", "no")
     return Finding(
         Level.WARNING,
         "rival",
-        f"{facts.name} runs `vllm serve` without a supervisor (Restart={restart})",
+        f"{facts.name} runs vLLM without a supervisor (Restart={restart})",
         "two servers want one GPU; and systemd takes the exit 0 of a vLLM whose engine died for success",
-        f"systemctl disable --now {facts.name}, or let it run vllm-supervisor serve with the same arguments",
+        f"systemctl {'mask' if facts.properties.get('UnitFileState') == 'static' else 'disable'} --now {facts.name}; "
+        f"vllm-supervisor doctor --migrate {facts.name} shows what to run instead",
     )
 
 
