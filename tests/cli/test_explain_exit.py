@@ -40,8 +40,10 @@ def test_what_is_no_status_is_a_usage_error(text: str) -> None:
 
 @pytest.mark.parametrize("status", MEANINGS)
 def test_our_own_statuses_are_explained(status: int) -> None:
-    """A status that the supervisor itself uses is explained as such too."""
-    assert MEANINGS[status] in run(str(status)).output
+    """A status that the supervisor itself uses is explained as such first, and as an engine's after that."""
+    lines = run(str(status)).output.splitlines()
+    assert (lines[0][:20], lines[1].strip()) == ("The supervisor that ", MEANINGS[status])
+    assert any(line.startswith("An engine that ended with ") for line in lines[2:])
     assert json.loads(run(str(status), "--json").output)["supervisor"] == MEANINGS[status]
 
 

@@ -43,6 +43,8 @@ def explain_exit(status: int, *, requested: bool, as_json: bool) -> None:
         engine = {phase.value: _plain(reading) for phase, reading in readings.items()}
         click.echo(json.dumps({"status": status, "requested": requested, "engine": engine, "supervisor": own}))
         return
+    if own:  # whoever asks has met a number, and a service's is the supervisor's
+        click.echo(f"The supervisor that {ended(status)}:\n  {own}")
     loading, serving = readings[StartPhase.LOADING], readings[StartPhase.SERVING]
     click.echo(f"An engine that {ended(status)}:")
     if _outlook(loading) == _outlook(serving):
@@ -50,8 +52,6 @@ def explain_exit(status: int, *, requested: bool, as_json: bool) -> None:
     else:
         click.echo(f"  before it was ready: {_outlook(loading)}")
         click.echo(f"  while it served: {_outlook(serving)}")
-    if own:
-        click.echo(f"As the status of vllm-supervisor itself:\n  {own}")
 
 
 def _plain(reading: ExitReading) -> dict[str, Any]:
