@@ -1,5 +1,6 @@
 """A small HTTP server whose every answer is scripted: what a test of a client needs, and nothing of vLLM."""
 
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -35,7 +36,15 @@ class Script:
         return sum(1 for one in self.seen if one.method == method)
 
 
-async def _serve(script: Script, stream: trio.SocketStream) -> None:
+async def _serve(script: Script, stream: trio.abc.Stream) -> None:
+    if isinstance(stream, trio.SSLStream):
+        try:
+            await stream.do_handshake()
+        except trio.BrokenResourceError:
+            # trio keeps the alert that says why; servers on a socket send it.
+            await stream.transport_stream.send_all(stream._outgoing.read())
+            await stream.transport_stream.aclose()
+            return
     async with stream:
         data = b""
         while b"\r\n\r\n" not in data:
@@ -43,6 +52,9 @@ async def _serve(script: Script, stream: trio.SocketStream) -> None:
             if not more:
                 return
             data += more
+            if data[0] == 0x16:  # a TLS handshake, to which servers of plain HTTP say this
+                await stream.send_all(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+                return
         head, _, body = data.partition(b"\r\n\r\n")
         first, *lines = head.decode().split("\r\n")
         method, path, _version = first.split(" ")
@@ -77,12 +89,16 @@ async def _serve(script: Script, stream: trio.SocketStream) -> None:
 
 
 @asynccontextmanager
-async def serving(answer: Callable[[Seen], object]) -> AsyncIterator[tuple[Script, TcpAddress]]:
-    """Serve `answer` on a free loopback port for as long as the block lasts."""
+async def serving(
+    answer: Callable[[Seen], object], tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[Script, TcpAddress]]:
+    """Serve `answer` on a free loopback port for as long as the block lasts, over TLS if there is a context."""
     script = Script(answer)
     async with trio.open_nursery() as nursery:
-        listeners = await nursery.start(partial(trio.serve_tcp, partial(_serve, script), 0, host="127.0.0.1"))
-        port = listeners[0].socket.getsockname()[1]
+        plain = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        port = plain[0].socket.getsockname()[1]
+        listeners = plain if tls is None else [trio.SSLListener(one, tls, https_compatible=True) for one in plain]
+        await nursery.start(partial(trio.serve_listeners, partial(_serve, script), listeners))
         yield script, TcpAddress("127.0.0.1", port)
         nursery.cancel_scope.cancel()
 

@@ -2,13 +2,17 @@
 
 import json
 import math
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
+import trustme
 from click.testing import CliRunner
 from trio.testing import trio_test
 
@@ -224,13 +228,18 @@ async def test_asleep_and_paused() -> None:
         ((503, ""), None, Verdict.DEAD),
         ((503, ""), (503, ""), Verdict.SUSPECT),
         ((503, '{"status": "x", "phase": "running", "engine": "starting", "reason": "loads"}'), None, Verdict.STARTING),
-        ((503, '{"status": "x", "phase": "running", "engine": "parked", "reason": "gave up"}'), None, Verdict.SUSPECT),
+        ((503, '{"status": "x", "phase": "running", "engine": "ready", "reason": "draining"}'), None, Verdict.SUSPECT),
+        ((503, '{"status": "x", "phase": "running", "engine": "parked", "reason": "gave up"}'), None, Verdict.DEAD),
+        ((503, '{"status": "x", "phase": "running", "engine": "parked", "reason": "x"}'), (503, ""), Verdict.DEAD),
+        ((503, '{"status": "x", "phase": "running", "engine": "unkillable", "reason": "pid 7"}'), None, Verdict.DEAD),
+        ((200, '{"status": "ok", "phase": "running", "engine": "parked", "reason": "gave up"}'), None, Verdict.DEAD),
+        ((200, '{"status": "ok", "phase": "running", "engine": "ready", "reason": ""}'), None, Verdict.IDLE),
         ((404, ""), None, Verdict.IDLE),
     ],
 )
 @trio_test
-async def test_a_503_of_health(health: object, metrics: object, verdict: Verdict) -> None:
-    """A dead engine, one that is being scaled, and a supervisor that is not ready are told apart."""
+async def test_what_health_says(health: object, metrics: object, verdict: Verdict) -> None:
+    """A dead engine, one that is being scaled, a supervisor that is not ready and one that gave up are told apart."""
     server = Server()
     server.health, server.metrics = health, metrics
     assert (await run(server))[0].verdict is verdict
@@ -394,3 +403,73 @@ def test_wrong_usage_of_the_command(tmp_path: Path, arguments: list[str]) -> Non
     """One wait alone, a wait that is no duration, and a state file in no directory are usage errors."""
     told = CliRunner().invoke(check, [f"unix:{tmp_path}/x", *arguments])
     assert isinstance(told.exception, UsageError)
+
+
+AUTHORITY = trustme.CA()
+
+
+def _context(*names: str, wants_ours: bool = False, expired: bool = False) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    when = datetime.now(UTC) - timedelta(days=2) if expired else None
+    AUTHORITY.issue_cert(*names, not_after=when).configure_cert(context)
+    if wants_ours:
+        context.verify_mode = ssl.CERT_REQUIRED
+        AUTHORITY.configure_trust(context)
+    return context
+
+
+@pytest.mark.parametrize("proxy", [False, True], ids=["engine", "proxy"])
+@pytest.mark.parametrize(
+    ("scheme", "tls", "trusted", "words"),
+    [
+        ("https", {"names": ("127.0.0.1",)}, False, "SSL_CERT_FILE=CA.pem vllm-supervisor check"),
+        ("https", {"names": ("gpu.example",)}, True, "for another name"),
+        ("https", {"names": ("127.0.0.1",), "expired": True}, True, "out of date"),
+        ("https", {"names": ("127.0.0.1",), "wants_ours": True}, True, "wants a certificate of its client"),
+        ("https", None, True, "ask by http://"),
+        ("http", {"names": ("127.0.0.1",)}, True, "ask by https://"),
+        ("http", {"names": ("127.0.0.1",), "wants_ours": True}, True, "ask by https://"),
+    ],
+)
+@trio_test
+async def test_certificates_and_schemes_say_nothing_of_the_engine(  # noqa: PLR0917
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    scheme: str,
+    tls: dict[str, Any] | None,
+    trusted: bool,
+    words: str,
+    proxy: bool,
+) -> None:
+    """What stands between http and https is UNKNOWN with the remedy, never an engine that is saturated or down."""
+    if trusted:
+        AUTHORITY.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    options = dict(tls or {})
+    context = None if tls is None else _context(*options.pop("names"), **options)
+    with trio.fail_after(20):
+        async with serving(Server(), context) as (script, address):
+            url = f"{scheme}://127.0.0.1:{address.port}"
+            found, _kept = await check_all([target(url)], replace(SHORT, proxy=proxy, read_limit=5, look_limit=5), None)
+    assert (found[0].verdict, found[0].exit) == (Verdict.UNJUDGEABLE, 3)
+    assert words in found[0].sentence
+    assert posts(script) == 0
+
+
+@trio_test
+async def test_a_trusted_certificate_is_judged_as_usual(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the authority in SSL_CERT_FILE a private certificate is as good as any."""
+    AUTHORITY.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    async with serving(Server(), _context("127.0.0.1")) as (_script, address):
+        found, _kept = await check_all([target(f"https://127.0.0.1:{address.port}")], SHORT, None)
+    assert found[0].verdict is Verdict.IDLE
+
+
+@trio_test
+async def test_a_server_that_only_breaks_off_is_not_taken_for_tls() -> None:
+    """Without a TLS handshake that leads anywhere a broken answer stays one."""
+    server = Server()
+    server.health = server.metrics = server.paused = b""
+    found, _script = await run(server)
+    assert "TLS" not in found.sentence

@@ -28,6 +28,7 @@ from vllm_supervisor.core.probe import (
     Reach,
     ReadyCheck,
     ReadyResult,
+    TlsFault,
     capabilities_of,
     first_model,
     probe_body,
@@ -51,11 +52,15 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """How an exchange ended; `status` and `body` mean something only when `reach` is ANSWERED."""
+    """How an exchange ended; `status` and `body` mean something only when `reach` is ANSWERED.
+
+    `tls`: why it is BROKEN, where TLS is the reason.
+    """
 
     reach: Reach
     status: int | None = None
     body: bytes = b""
+    tls: TlsFault | None = None
 
     @property
     def ok(self) -> bool:
@@ -78,6 +83,8 @@ async def exchange(
     with trio.move_on_after(float("inf") if timeout is None else timeout):
         try:
             stream = await _connect(address, site)
+        except ssl.SSLError as fault:  # an OSError, too
+            return Reply(Reach.BROKEN, tls=_tls_fault(fault))
         except OSError as fault:
             return Reply(_reach_of(fault))
         async with stream:
@@ -207,8 +214,48 @@ async def _connect(address: Address, site: Site) -> trio.abc.Stream:
         await secured.do_handshake()
     except trio.BrokenResourceError as fault:
         await trio.aclose_forcefully(plain)
+        if isinstance(fault.__cause__, ssl.SSLError):
+            raise fault.__cause__ from None
         raise ConnectionResetError from fault
+    except trio.Cancelled:
+        await trio.aclose_forcefully(plain)
+        raise
     return secured
+
+
+# verify_code of OpenSSL's x509_vfy.h; reasons of its err.h, as the module ssl names them.
+_NAMES = {62, 64}
+_DATES = {9, 10}
+_OTHER_PROTOCOL = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
+_ASKED_FOR_OURS = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "BAD_CERTIFICATE")
+
+
+def _tls_fault(fault: ssl.SSLError) -> TlsFault:
+    if isinstance(fault, ssl.SSLCertVerificationError):
+        if fault.verify_code in _NAMES:
+            return TlsFault.WRONG_NAME
+        return TlsFault.OUT_OF_DATE if fault.verify_code in _DATES else TlsFault.UNTRUSTED
+    reason = fault.reason or ""
+    if reason in _OTHER_PROTOCOL:
+        return TlsFault.NO_TLS
+    return TlsFault.CLIENT_CERTIFICATE if reason.endswith(_ASKED_FOR_OURS) else TlsFault.FAILED
+
+
+async def speaks_tls(address: Address, *, timeout: float) -> bool:  # noqa: ASYNC109 - the end is a value here
+    """Whether a TLS handshake, whose certificate nobody looks at, leads anywhere within `timeout` seconds."""
+    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anybody.check_hostname = False
+    anybody.verify_mode = ssl.CERT_NONE
+    with trio.move_on_after(timeout):
+        try:
+            stream = await _connect(address, Site(tls=anybody))
+        except ssl.SSLError as fault:
+            return _tls_fault(fault) is TlsFault.CLIENT_CERTIFICATE
+        except OSError:
+            return False
+        await trio.aclose_forcefully(stream)
+        return True
+    return False
 
 
 def _reach_of(fault: OSError) -> Reach:
@@ -265,8 +312,9 @@ async def _read(stream: trio.abc.Stream) -> Reply:
     while not answer.done:
         try:
             data = await stream.receive_some(_CHUNK)
-        except (trio.BrokenResourceError, OSError):
-            return Reply(Reach.BROKEN)
+        except (trio.BrokenResourceError, OSError) as fault:
+            refused = fault.__cause__  # with TLS 1.3 a missing certificate of ours is told only now
+            return Reply(Reach.BROKEN, tls=_tls_fault(refused) if isinstance(refused, ssl.SSLError) else None)
         if not data:
             break
         try:

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from vllm_supervisor.core.address import Address, TcpAddress, UnixAddress
 from vllm_supervisor.core.errors import UsageError
 from vllm_supervisor.core.health import Judgement, Memory
-from vllm_supervisor.core.probe import ProbeOutcome, ProbeResult, Reach
+from vllm_supervisor.core.probe import ProbeOutcome, ProbeResult, Reach, TlsFault
 from vllm_supervisor.core.progress import Track
 from vllm_supervisor.core.samples import EngineSeries
 from vllm_supervisor.core.situation import HealthPolicy, Value
@@ -194,17 +194,42 @@ def with_port(found: Checked, asked: Target) -> Checked:
     return replace(found, sentence=f"{found.sentence}; no port was given, so {asked.address} was asked")
 
 
+# What a supervisor says of its engine, where no more is needed: nobody but a person changes the last two.
+_SAID: dict[str, Verdict] = {"starting": Verdict.STARTING, "parked": Verdict.DEAD, "unkillable": Verdict.DEAD}
+
+
 def of_health(url: str, status: int | None, body: bytes) -> Checked | None:
-    """Read a 503 of /health: vLLM's says that its engine is dead, a supervisor's says why it is not ready."""
-    if status != 503:
+    """Read /health. Of 503 vLLM's says that its engine is dead, a supervisor's says why it is not ready.
+
+    A supervisor whose `front_door.health` is "alive" says 200 of an engine that is gone for good.
+    """
+    if status not in {200, 503}:
         return None
     try:
         said = json.loads(body)
-        engine, reason = said["engine"], said["reason"]
+        engine, reason = str(said["engine"]), said["reason"]
     except (ValueError, LookupError, TypeError):
-        return Checked(url, Verdict.DEAD, "its own /health says 503: the engine is dead")
-    verdict = Verdict.STARTING if engine == "starting" else Verdict.SUSPECT
-    return Checked(url, verdict, f"a supervisor answers, its engine is {engine}: {reason}", {"engine": str(engine)})
+        return None if status == 200 else Checked(url, Verdict.DEAD, "its own /health says 503: the engine is dead")
+    if status == 200 and _SAID.get(engine) is not Verdict.DEAD:
+        return None
+    verdict = _SAID.get(engine, Verdict.SUSPECT)
+    return Checked(url, verdict, f"a supervisor answers, its engine is {engine}: {reason}", {"engine": engine})
+
+
+_TLS = {
+    TlsFault.UNTRUSTED: "its certificate is signed by nobody this machine trusts; give the authority: SSL_CERT_FILE=CA.pem vllm-supervisor check …",
+    TlsFault.WRONG_NAME: "its certificate is for another name; ask by a name that stands in it (openssl s_client shows them)",
+    TlsFault.OUT_OF_DATE: "its certificate is out of date, or this machine's clock is wrong; renew it",
+    TlsFault.CLIENT_CERTIFICATE: "it wants a certificate of its client, which check has none of; check it on its own machine, or by --ssl-cert-reqs 0",
+    TlsFault.NO_TLS: "it speaks no TLS; ask by http://",
+    TlsFault.TLS_WANTED: "it speaks TLS; ask by https://",
+    TlsFault.FAILED: "the TLS handshake failed; see what it offers: openssl s_client -connect HOST:PORT",
+}
+
+
+def of_tls(url: str, fault: TlsFault) -> Checked:
+    """Say what stands between us and the server; of the engine nothing is known."""
+    return Checked(url, Verdict.UNJUDGEABLE, f"nothing can be said of its engine: {_TLS[fault]}", {"tls": fault.value})
 
 
 def of_proxy(url: str, reach: Reach, status: int | None, body: bytes) -> Checked:

@@ -39,6 +39,18 @@ class Reach(StrEnum):
     NO_ROUTE = "no_route"  # the name or the network does not lead there
 
 
+class TlsFault(StrEnum):
+    """Why no HTTP was spoken although somebody listens: a matter of certificates and schemes, never of the engine."""
+
+    UNTRUSTED = "untrusted"  # nobody we trust has signed its certificate
+    WRONG_NAME = "wrong_name"
+    OUT_OF_DATE = "out_of_date"
+    CLIENT_CERTIFICATE = "client_certificate"  # it wants one of ours
+    NO_TLS = "no_tls"  # https was asked of a server that speaks something else
+    TLS_WANTED = "tls_wanted"  # http was asked of a server that speaks TLS
+    FAILED = "failed"
+
+
 class ProbeOutcome(StrEnum):
     """What one probe showed."""
 

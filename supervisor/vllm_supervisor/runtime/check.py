@@ -18,12 +18,14 @@ import trio
 
 from vllm_supervisor.adapters import engine_probe
 from vllm_supervisor.adapters.engine_probe import Site
+from vllm_supervisor.core.address import UnixAddress
 from vllm_supervisor.core.check import (
     Checked,
     Target,
     conclude,
     of_health,
     of_proxy,
+    of_tls,
     policy,
     recall,
     remember,
@@ -38,6 +40,8 @@ from vllm_supervisor.core.probe import (
     METRICS_PATH,
     MODELS_PATH,
     PROBE_ID_PREFIX,
+    Reach,
+    TlsFault,
     says_paused,
 )
 from vllm_supervisor.core.samples import Observation
@@ -102,8 +106,12 @@ class _Check:
         """Return what the server is."""
         if self.options.proxy:
             reply = await self._get(MODELS_PATH, self.options.look_limit)
+            if (fault := await self._tls_fault(reply)) is not None:
+                return of_tls(self.target.url, fault)
             return of_proxy(self.target.url, reply.reach, reply.status, reply.body)
         health, pause, metrics = await self._first()
+        if (fault := await self._tls_fault(health, pause, metrics)) is not None:
+            return of_tls(self.target.url, fault)
         said = of_health(self.target.url, health.status, health.body)
         if said is not None:
             return _unless_scaling(said, metrics)
@@ -133,6 +141,18 @@ class _Check:
         if self.options.probe and read and not judgement.running and not judgement.waiting and judgement.wants_probe:
             return await self._probe(result)
         return result
+
+    async def _tls_fault(self, *replies: engine_probe.Reply) -> TlsFault | None:
+        """Return what is wrong between http and https, or with a certificate, if every answer may come of it."""
+        told = next((reply.tls for reply in replies if reply.tls is not None), None)
+        if told is not None or self.target.tls or isinstance(self.target.address, UnixAddress):
+            return told
+        # A TLS server ends a connection that begins with HTTP, or says so in plain HTTP with 400, as nginx does.
+        if all(
+            reply.reach is Reach.BROKEN or reply.status == 400 for reply in replies
+        ) and await engine_probe.speaks_tls(self.target.address, timeout=self._left() / 2):
+            return TlsFault.TLS_WANTED
+        return None
 
     async def _first(self) -> tuple[engine_probe.Reply, engine_probe.Reply, engine_probe.Reply]:
         """Read /health, whether an operator paused it, and /metrics, all at once, in half of the time there is."""
@@ -186,6 +206,6 @@ class _Check:
 
 def _unless_scaling(said: Checked, metrics: engine_probe.Reply) -> Checked:
     """Take a 503 of /health for what it says, unless every path says it: an engine that is being scaled does."""
-    if said.verdict is Verdict.DEAD and metrics.status == 503:
+    if said.verdict is Verdict.DEAD and metrics.status == 503 and not said.evidence:  # no supervisor said it
         return replace(said, verdict=Verdict.SUSPECT, sentence="every path answers 503: it scales, or goes down")
     return said
