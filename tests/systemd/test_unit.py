@@ -26,6 +26,9 @@ def test_the_shipped_unit_serves_as_it_is(rig: Rig) -> None:
         assert os.stat(f"/proc/{unit.pid}").st_uid >= 61184  # noqa: PTH116 - a dynamic user (systemd.exec(5))
         status = unit.status()
         assert {process["name"] for process in status["engine"]["processes"]} >= {"VLLM::EngineCore", "VLLM::Worker"}
+        stranger = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+        told = rig.run(*stranger, "/opt/vllm-supervisor/bin/vllm-supervisor", "status", "--name", str(unit.port))
+        assert (told.returncode, "not accessible to you: use sudo" in told.stderr) == (1, True), told
         before = unit.pids()
         rig.systemctl("stop", unit.name)
         assert (unit.show("Result"), unit.show("ExecMainStatus"), unit.show("ActiveState")) == (
@@ -34,6 +37,18 @@ def test_the_shipped_unit_serves_as_it_is(rig: Rig) -> None:
             "inactive",
         )
         assert not [pid for pid in before if lives(pid)]
+
+
+def test_our_lines_in_the_journal_carry_their_priority(rig: Rig) -> None:
+    """A warning is one for journalctl, without a prefix in its text; the engine's lines are what systemd makes of them."""
+    with Unit(rig, free_port(), env=("VLLM_SUPERVISOR_DRAIN_BUDGET=5s",)) as unit:
+        unit.start()
+        grave = rig.run("journalctl", "--output=cat", f"--unit={unit.name}", "--priority=warning").stdout
+        assert "VLLM_SUPERVISOR_DRAIN__BUDGET was probably meant" in grave
+        assert "listening on" not in grave
+        assert "<4>" not in unit.journal()
+        assert "<6>" not in unit.journal()
+        assert "listening on" in unit.journal()
 
 
 @pytest.mark.parametrize(

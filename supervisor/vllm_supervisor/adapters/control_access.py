@@ -26,5 +26,5 @@ def open_to_group(path: Path, name: str) -> None:
             one.chmod(mode)
     except OSError as error:
         raise SetupError(
-            f"control.group = {name!r}: {one} cannot be given to it: {error.strerror}; only a member may, or root"
+            f"control.group = {name!r}: {one} cannot be given to it: {error.strerror}; only a member may, or root (in a unit: SupplementaryGroups={name})"
         ) from error

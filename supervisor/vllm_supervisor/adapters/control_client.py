@@ -79,7 +79,10 @@ def _accepts(path: Path) -> bool:
         try:
             probe.connect(str(path))
         except PermissionError:
-            raise ControlError(f"{path} is not open to this user; run as its owner, or set control.group") from None
+            raise ControlError(
+                f"{path}: a supervisor runs there, not accessible to you: use sudo, or set its control.group to a "
+                "group of yours (its unit then needs SupplementaryGroups=GROUP as well)"
+            ) from None
         except OSError as error:
             return error.errno in {errno.EAGAIN, errno.ETIMEDOUT}  # its queue is full: it lives
     return True
