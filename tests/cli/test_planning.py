@@ -93,7 +93,7 @@ def test_serve_with_the_stand_in(place: Place) -> None:
     """`--engine mock` needs neither vLLM nor a model, and runs our own Python."""
     plan = place.plan("--engine", "mock", "--set", "engine.command=nothing-here", "serve", "/no/model", "--port", "9")
     assert (plan.kind, plan.name, plan.path_first) == (EngineKind.MOCK, "9", "")
-    assert plan.command.argv(SOCKET)[:5] == [sys.executable, "-m", "vllm_supervisor.mock", "serve", "/no/model"]
+    assert plan.command.argv(SOCKET)[:6] == [sys.executable, "-P", "-m", "vllm_supervisor.mock", "serve", "/no/model"]
 
 
 def test_serve_over_tcp(place: Place) -> None:

@@ -27,7 +27,10 @@ UNITS = ROOT / "configs" / "systemd"
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _WRAPPER = f"""#!/bin/sh
 export LD_LIBRARY_PATH=/opt/test/python/lib
-PYTHONPATH=/opt/test/src:/opt/test/site exec /opt/test/python/bin/{_PYTHON} -P -m vllm_supervisor.%s "$@"
+exec /opt/test/python/bin/{_PYTHON} -I -c 'import sys
+sys.path[:0] = ["/opt/test/src", "/opt/test/site"]
+from vllm_supervisor.%s import main
+sys.exit(main(sys.argv[1:]))' "$@"
 """
 
 
@@ -44,7 +47,7 @@ class Rig:
         done = subprocess.run([self._script, "start", self._dir, *binds], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         self.pid = int((self._dir / "pid").read_text())
-        self.write("/opt/vllm-supervisor/bin/vllm-supervisor", _WRAPPER % "cli", mode=0o755)
+        self.write("/opt/vllm-supervisor/bin/vllm-supervisor", _WRAPPER % "cli.__main__", mode=0o755)
         self.write("/opt/vllm/bin/vllm", _WRAPPER % "mock", mode=0o755)
         for unit in UNITS.glob("*.*"):
             if unit.suffix in {".service", ".socket"}:

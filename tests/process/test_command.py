@@ -76,11 +76,9 @@ def test_ctrl_c_before_the_command_line_is_read_has_no_traceback(tmp_path: Path,
         "import os, signal, sys\nos.kill(os.getpid(), signal.SIGINT)\nprint('went on', flush=True)\nos._exit(0)\n"
     )
     trap = "trap '' INT; " if ignored else ""
-    words = f'{trap}exec "{sys.executable}" -m vllm_supervisor.cli --version'
-    path = f"{tmp_path}:{ROOT / 'supervisor'}"
-    done = subprocess.run(
-        ["/bin/sh", "-c", words], env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=120, check=False
-    )
+    begin = f"import sys; sys.path[:0] = {[str(tmp_path), str(ROOT / 'supervisor')]}"
+    words = f'{trap}exec "{sys.executable}" -P -c "{begin}; from vllm_supervisor.cli.__main__ import main; main()"'
+    done = subprocess.run(["/bin/sh", "-c", words], env={}, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == ((0, "went on\n") if ignored else (-signal.SIGINT, ""))
     assert done.stderr == ""
 

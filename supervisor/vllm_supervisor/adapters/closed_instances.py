@@ -60,7 +60,7 @@ def _supervisor_of(uid: int) -> int | None:
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
             if entry.name.isdigit() and entry.stat().st_uid == uid:
-                words = (entry / "cmdline").read_bytes().split(b"\0")[:3]
+                words = (entry / "cmdline").read_bytes().split(b"\0")[:4]
                 if any(command in word for word in words for command in _COMMANDS):
                     return int(entry.name)
     return None

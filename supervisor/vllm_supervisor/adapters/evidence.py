@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import trio
 
+from vllm_supervisor.core.errors import is_thread_limit
 from vllm_supervisor.core.incident import Bundle, surplus
 
 TOOL_LIMIT = 5.0
@@ -133,7 +134,12 @@ def _first(faults: BaseExceptionGroup[OSError]) -> str:
 
 
 async def _thread(call: Any, *arguments: Any) -> Any:
-    return await trio.to_thread.run_sync(partial(call, *arguments), abandon_on_cancel=True)
+    try:
+        return await trio.to_thread.run_sync(partial(call, *arguments), abandon_on_cancel=True)
+    except RuntimeError as fault:
+        if not is_thread_limit(fault):
+            raise
+    return call(*arguments)  # slower for everybody, but the bundle is there
 
 
 # -- processes -------------------------------------------------------------------------------------------------------

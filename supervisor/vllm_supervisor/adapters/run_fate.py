@@ -13,14 +13,21 @@ from pathlib import Path
 from vllm_supervisor.core.accounts import RunAccount
 from vllm_supervisor.core.audit import Fate
 from vllm_supervisor.core.custody import RUN
+from vllm_supervisor.core.errors import SetupError
 from vllm_supervisor.core.proc import ProcessId, Stat, has_variables, parse_stat
 
 _PROC = Path("/proc")
 
 
 def boot_id() -> str:
-    """Read the kernel's id of this boot."""
-    return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    """Read the kernel's id of this boot. Raises SetupError where /proc shows processes alone."""
+    try:
+        return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        raise SetupError(
+            "/proc shows neither the boot nor the memory of this machine (mounted with subset=pid, or not at all); "
+            "mount it whole, in a unit: ProcSubset=all"
+        ) from None
 
 
 def fate(run: RunAccount, boot: str) -> Fate:

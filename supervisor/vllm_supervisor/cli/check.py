@@ -50,7 +50,7 @@ def check(
         api_key=os.environ.get("VLLM_API_KEY") or None,
     )
     path = None if state is None else Path(state)
-    boot = boot_id()
+    boot = "" if path is None else boot_id()
     remembered = None if path is None else _remembered(path, boot)
     found, kept = trio.run(check_all, targets, options, remembered)
     if path is not None:

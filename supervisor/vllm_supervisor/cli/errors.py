@@ -8,7 +8,8 @@ from collections.abc import Callable
 import click
 
 from vllm_supervisor.adapters import journal_stream
-from vllm_supervisor.core.errors import ConfigError, UserError
+from vllm_supervisor.adapters.kernel_needs import no_threads
+from vllm_supervisor.core.errors import ConfigError, SetupError, UserError, is_thread_limit
 from vllm_supervisor.core.own_status import FAULT
 from vllm_supervisor.core.priorities import with_priority
 
@@ -38,7 +39,10 @@ def guarded(run: Callable[[], int | None]) -> int:
         # The reader left (`events | head`): nothing is to be told, and the interpreter must not try to flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    except Exception:
+    except Exception as fault:
+        if is_thread_limit(fault):
+            tell([no_threads()])
+            return SetupError.status
         if not journal_stream.connected(os.environ):
             raise
         click.echo(with_priority(traceback.format_exc().rstrip(), "error"), err=True)

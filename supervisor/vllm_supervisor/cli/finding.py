@@ -17,7 +17,8 @@ from vllm_supervisor.core.instances import Locked, Reached
 def connect(options: GlobalOptions, *, acts: bool = False) -> ControlClient:
     """Return a connection to it; NotRunningError when none runs, UsageError when several do and none is named.
 
-    ControlError when the one that runs is another user's and closed to us. `acts`: the tool changes something, so that without a name no other supervisor may be known, and the one is told.
+    ControlError when the one that runs is another user's and closed to us. `acts`: the tool changes something, so that
+    without a name no other supervisor may be known, and the one is told.
     """
     config = load_config(options).config
     found = directories.control_sockets(config.run_dir, options.environ)
@@ -74,7 +75,8 @@ from vllm_supervisor.core.instances import Locked, Reached
 def connect(options: GlobalOptions, *, acts: bool = False) -> ControlClient:
     """Return a connection to it; NotRunningError when none runs, UsageError when several do and none is named.
 
-    ControlError when the one that runs is another user's and closed to us. `acts`: the tool changes something, so that without a name no other supervisor may be known, and the one is told.
+    ControlError when the one that runs is another user's and closed to us. `acts`: the tool changes something, so that
+    without a name no other supervisor may be known, and the one is told.
     """
     config = load_config(options).config
     found = directories.control_sockets(config.run_dir, options.environ)
@@ -122,20 +124,3 @@ def _pid(path: Path) -> int:
         except OSError:
             return 0
     return pid
-=======
-def connect(options: GlobalOptions) -> ControlClient:
-    """Return a connection to it; NotRunningError when none runs, UsageError when several do and none is named.
-
-    ControlError when the one that runs is another user's and closed to us.
-    """
-    run_dir = load_config(options).config.run_dir
-    found = directories.control_sockets(run_dir, options.environ)
-    places = directories.control_places(run_dir, options.environ)
-    # A run directory of one's own choice need not be called as the instance is, so it is taken at its word.
-    name = None if run_dir else options.name
-    try:
-        return ControlClient(choose(found, name, places))
-    except NotRunningError as fault:
-        closed = closed_instances.find(places, name)
-        raise fault if closed is None else ControlError(str(closed)) from None
->>>>>>> def593c (tools: say that a supervisor runs where it is not accessible)

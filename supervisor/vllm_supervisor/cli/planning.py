@@ -101,7 +101,7 @@ def _words_of_files(arguments: Sequence[str]) -> list[str]:
 def _serve_program(kind: EngineKind, command: str, environ: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
     """Return the program and the directory for the head of the engine's PATH."""
     if kind is EngineKind.MOCK:
-        return (sys.executable, "-m", "vllm_supervisor.mock"), ""
+        return (sys.executable, "-P", "-m", "vllm_supervisor.mock"), ""
     found = executable.find(
         command,
         search_path=environ.get("PATH"),

@@ -72,5 +72,5 @@ def run(ctx: click.Context) -> int:
 @click.pass_context
 def mock_engine(ctx: click.Context) -> None:
     """Run the stand-in engine on its own; its options: vllm-supervisor mock-engine --help."""
-    program = [sys.executable, "-m", "vllm_supervisor.mock", "serve", *ctx.args]
+    program = [sys.executable, "-P", "-m", "vllm_supervisor.mock", "serve", *ctx.args]
     os.execv(sys.executable, program)  # noqa: S606  # it is the whole rest of this process's life, and no shell is meant

@@ -24,3 +24,8 @@ class ConfigError(SetupError):
         """Keep `problems`, one line each."""
         super().__init__("; ".join(problems))
         self.problems = problems
+
+
+def is_thread_limit(fault: BaseException) -> bool:
+    """Whether `fault` is Python's word for a thread that the kernel refused."""
+    return isinstance(fault, RuntimeError) and str(fault).startswith("can't start new thread")

@@ -23,6 +23,7 @@ from vllm_supervisor.adapters import (
     descriptors,
     given_sockets,
     journal_stream,
+    kernel_needs,
     log,
     nvidia,
     outer_limit,
@@ -100,6 +101,7 @@ def run(plan: Plan) -> int:
     Raises UserError for what a person can mend: port in use, lock held, directory not writable.
     """
     fill_standard_descriptors()
+    kernel_needs.check()
     hangup_ignored = signals.ignored(signal.SIGHUP)
     received = Signals((*OURS, *(NUMBERS[name] for name in {*STRAY, *plan.config.signals.forward})))
     streams = Streams(plan.environ.get("TERM", ""))

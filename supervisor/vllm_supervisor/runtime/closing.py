@@ -8,6 +8,7 @@ import trio
 
 from vllm_supervisor.adapters import clock, json_file
 from vllm_supervisor.adapters.run_fate import fate
+from vllm_supervisor.adapters.threads import in_thread
 from vllm_supervisor.core import drain_report
 from vllm_supervisor.core.drain_report import CutRequest, DrainFacts
 from vllm_supervisor.core.lifecycle import State
@@ -93,7 +94,7 @@ class Books:
         line, level = drain_report.line(report), drain_report.level(report)
         problem: str | None = "the disk does not answer"
         with trio.move_on_after(within_s * 0.2):
-            problem = await trio.to_thread.run_sync(_write, self._path, report, self._hold, abandon_on_cancel=True)
+            problem = await in_thread(_write, self._path, report, self._hold)
         if problem:
             line, level = f"{line}; {self._path} cannot be written: {problem}", "warning"
         # The last line on a terminal is the one that is read: it begins with why we gave up.

@@ -26,6 +26,7 @@ from vllm_supervisor.adapters.cgroup import Cgroup, EngineGroup, Unavailable
 from vllm_supervisor.adapters.child import SpawnError
 from vllm_supervisor.adapters.leftovers import Removed
 from vllm_supervisor.adapters.processes import Abandoned, Leftovers, Member, Tree
+from vllm_supervisor.adapters.threads import in_thread
 from vllm_supervisor.core import engine_env, facts
 from vllm_supervisor.core.address import Address, TcpAddress, UnixAddress
 from vllm_supervisor.core.custody import Keeper, Marker
@@ -194,7 +195,7 @@ class EngineRoom:
         found: list[Member] | None = None
         # In a thread: what the earlier run left may hang in a driver, and then holds up whoever reads its environment.
         with trio.move_on_after(PROVE_WITHIN):
-            found = await trio.to_thread.run_sync(earlier.look, abandon_on_cancel=True)
+            found = await in_thread(earlier.look)
         if not found or not self._plan.config.engine.sweep:
             return found
         said, left = await _end(earlier, found)
@@ -208,7 +209,7 @@ class EngineRoom:
         """
         survey = None
         with trio.move_on_after(PROVE_WITHIN):
-            survey = await trio.to_thread.run_sync(self._abandoned.survey, abandon_on_cancel=True)
+            survey = await in_thread(self._abandoned.survey)
         if survey is None:
             return
         stay = [(member, fate.value) for member, fate in survey.untold]
@@ -290,7 +291,7 @@ async def _end(left: Leftovers | Abandoned, found: Sequence[Member]) -> tuple[st
     segments = leftovers.Segments()
     with trio.move_on_after(PROVE_WITHIN):
         pids = [member.id.pid for member in found]
-        segments.note(await trio.to_thread.run_sync(segments.find, pids, abandon_on_cancel=True))
+        segments.note(await in_thread(segments.find, pids))
     killed, withstood = await left.sweep(PROVE_WITHIN)
     return _left_behind(killed, segments.remove_unused()), withstood
 

@@ -20,6 +20,7 @@ from vllm_supervisor.adapters.engine_processes import io_bytes
 from vllm_supervisor.adapters.engine_socket import EngineSocket
 from vllm_supervisor.adapters.processes import Member, Tree
 from vllm_supervisor.adapters.pump import Pump
+from vllm_supervisor.adapters.threads import in_thread
 from vllm_supervisor.core import facts
 from vllm_supervisor.core.address import Address, UnixAddress
 from vllm_supervisor.core.engine_log import EngineLog, says_dead
@@ -217,7 +218,8 @@ class Incarnation:
     async def _watch_segments(self) -> None:
         """Note the shared memory in its processes' hands, also just after it became ready."""
         while True:
-            found = await trio.to_thread.run_sync(self._segments.find, self._living, abandon_on_cancel=True)
+            # Without a thread they are left: the look may take a second, and all requests would wait for it.
+            found = await in_thread(self._segments.find, self._living, instead=dict[str, int])
             self._segments.note(found)
             if self.ready:
                 await trio.sleep(SEGMENTS_EVERY)

@@ -23,6 +23,7 @@ import trio
 
 from vllm_supervisor.adapters.ledger_file import LedgerFile
 from vllm_supervisor.adapters.ledger_reader import Position
+from vllm_supervisor.adapters.threads import in_thread
 from vllm_supervisor.core.errors import SetupError
 from vllm_supervisor.core.ledger import LedgerHealth, LedgerPolicy
 from vllm_supervisor.runtime.ledger_queue import Batch, Told, Turn, Waiting
@@ -202,7 +203,7 @@ class LedgerWriter:
                 thread.join(max(0.0, deadline - self._monotonic()))
             return not any(thread.is_alive() for thread in self._threads)
 
-        return await trio.to_thread.run_sync(join)
+        return await in_thread(join, abandon=False)
 
     def recovered(self, homes: dict[str, int], read_from: int | None = None) -> None:
         """Allow pruning: `homes` are the ids that earlier runs still have open, with their segments.

@@ -10,7 +10,6 @@ Rules:
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -19,6 +18,7 @@ from vllm_supervisor.adapters import clock, last_ditch, page_cache
 from vllm_supervisor.adapters.kernel_log import KernelLog
 from vllm_supervisor.adapters.kill_list import KillList
 from vllm_supervisor.adapters.memory import MemoryReader
+from vllm_supervisor.adapters.threads import in_thread
 from vllm_supervisor.core import facts, kernel_lines, memory_gate, memory_mode, memory_view
 from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.facts import Fact
@@ -108,7 +108,7 @@ class MemoryKeeper:
 
     async def _ask(self) -> Mode:
         with trio.move_on_after(ASK_WITHIN):
-            return memory_mode.by_driver(await trio.to_thread.run_sync(self._world.ask_driver, abandon_on_cancel=True))
+            return memory_mode.by_driver(await in_thread(self._world.ask_driver))
         return memory_mode.by_driver(GpuFacts(None, "", f"its driver did not answer within {ASK_WITHIN:g} s"))
 
     def _prepare(self) -> GuardThread:
@@ -228,10 +228,10 @@ class MemoryKeeper:
         before = world.reader.read()
         parts = []
         if world.evict is not None:
-            files, size = await trio.to_thread.run_sync(partial(page_cache.evict, world.evict), abandon_on_cancel=True)
+            files, size = await in_thread(page_cache.evict, world.evict)
             parts.append(f"of {files} files of the model ({gib(size)})")
         if world.drop_caches:
-            problem = await trio.to_thread.run_sync(partial(page_cache.drop_all, world.proc), abandon_on_cancel=True)
+            problem = await in_thread(page_cache.drop_all, world.proc)
             parts.append(problem or "of the whole machine")
         after = world.reader.read()
         sentence = f"page cache given back {' and '.join(parts)}"

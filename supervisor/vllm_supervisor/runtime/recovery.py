@@ -11,13 +11,13 @@ Rules:
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import trio
 
 from vllm_supervisor.adapters import ledger_reader
 from vllm_supervisor.adapters.ledger_reader import Position
+from vllm_supervisor.adapters.threads import in_thread
 from vllm_supervisor.core.accounts import FINAL, RunAccount
 from vllm_supervisor.core.audit import Entry, Fate, recover, unfinished
 from vllm_supervisor.runtime.journal import LedgerJournal
@@ -56,8 +56,7 @@ async def recover_ledger(
     directory: Path, journal: LedgerJournal, writer: LedgerWriter, fate: Callable[[RunAccount], Fate]
 ) -> Recovered:
     """Read the ledger in a thread, append what is missing, allow pruning. Raises OSError if it cannot be listed."""
-    reading = partial(_read, directory, writer.began, journal.identity.run, fate)
-    found = await trio.to_thread.run_sync(reading, abandon_on_cancel=True)
+    found = await in_thread(_read, directory, writer.began, journal.identity.run, fate)
     journal.append_recovered(found.entries, settled=found.settled)
     while not await writer.flush(FLUSH_S):  # noqa: ASYNC110 - the disk decides when, and tells nobody
         await trio.sleep(FLUSH_S)
