@@ -67,6 +67,23 @@ def switched_off(ask: Ask, names: Sequence[str], *, user: bool) -> set[str]:
     return {name for name in names if is_off(name, blocks)}
 
 
+def triggers(ask: Ask, names: Sequence[str]) -> dict[str, list[str]]:
+    """Return for each of the services that a timer or the like starts what starts it, and the service itself."""
+    found = {}
+    for name in dict.fromkeys(filter(None, names)):
+        if started_by := property_of(ask, name, "TriggeredBy").split():
+            found[name] = [*started_by, name]
+    return found
+
+
+def property_of(ask: Ask, name: str, key: str) -> str:
+    """Return one property of a unit, or "" where systemd does not answer."""
+    try:
+        return ask(["show", f"--property={key}", "--value", "--", name]).strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
 def _blocks(printed: str) -> list[dict[str, str]]:
     """Take apart what `show` printed: one block a unit, NAME=VALUE lines, blocks apart by an empty line."""
     blocks = []

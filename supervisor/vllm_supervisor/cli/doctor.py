@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -16,6 +16,7 @@ from vllm_supervisor.adapters import (
     leftovers,
     lock,
     machine_facts,
+    old_unit,
     outer_limit,
     ports,
     processes,
@@ -27,7 +28,15 @@ from vllm_supervisor.adapters import (
 from vllm_supervisor.cli import doctor_memory
 from vllm_supervisor.cli.finding import connect
 from vllm_supervisor.cli.planning import GlobalOptions, load_config
-from vllm_supervisor.core import doctor_engine, doctor_machine, doctor_orphans, doctor_rivals, doctor_units, vllm_args
+from vllm_supervisor.core import (
+    doctor_engine,
+    doctor_machine,
+    doctor_orphans,
+    doctor_rivals,
+    doctor_units,
+    migrate,
+    vllm_args,
+)
 from vllm_supervisor.core.address import Address, TcpAddress, UnixAddress
 from vllm_supervisor.core.config import Loaded
 from vllm_supervisor.core.config_sections import Config
@@ -42,19 +51,52 @@ from vllm_supervisor.core.vllm_args import VllmOptions
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--json", "as_json_", is_flag=True, help="One JSON object instead of text.")
+@click.option("--migrate", "unit", metavar="UNIT", help="Show how to run what this unit (a name or a file) runs.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[serve [MODEL] [any `vllm serve` option]...]")
 @click.pass_obj
-def doctor(options: GlobalOptions, *, as_json_: bool, command: tuple[str, ...]) -> int:
+def doctor(options: GlobalOptions, *, as_json_: bool, unit: str | None, command: tuple[str, ...]) -> int:
     """Check machine, configuration, units and rival watchdogs before they matter; status 0, 1 (warnings), 2 (errors).
 
     With a `serve` command line its options and its port are checked as well. Root sees more.
+
+    --migrate prints a shell script for what a unit runs today, under vllm-supervisor: environment file, drop-in, commands
+    and the way back; status 1 where something needs a hand first, 2 where it cannot be translated.
     """
+    if unit is not None:
+        return _migrate(unit, as_json_=as_json_)
     if command and command[0] != "serve":
         raise click.UsageError(f"doctor {command[0]}: expected nothing, or the command line after `serve`")
     as_json_ = as_json_ or "--json" in command  # vLLM has no such option, and people write it last
     findings = examine(options, [word for word in command[1:] if word != "--json"])
     click.echo(json.dumps(as_json(findings)) if as_json_ else render(findings))
     return exit_status(findings)
+
+
+def _migrate(unit: str, *, as_json_: bool) -> int:
+    old = old_unit.read(unit, outer_limit.ask)
+    made = migrate.migrate(old)
+    old = replace(old, rivals=tuple(_rivals_of(old.name, int(made.instance))), enabled=_enabled(old.name))
+    shown = {"status": made.status, "unit": old.name, "rivals": old.rivals, **asdict(made)}
+    click.echo(json.dumps(shown) if as_json_ else migrate.render(old, made), nl=as_json_)
+    return made.status
+
+
+def _rivals_of(name: str, port: int) -> list[tuple[str, str]]:
+    """Return what else acts on this server, but its own unit: a sentence, and the unit to switch off, or ""."""
+    sources = [one for one in rival_sources.gather().texts if doctor_rivals.unit_of(one) != name]
+    suspects = doctor_rivals.suspects(sources, [port])
+    off = systemd_units.switched_off(outer_limit.ask, suspects, user=False)
+    found: dict[str, str] = {}
+    for source in sources:
+        for finding in doctor_rivals.rivals([source], [port], off):
+            if finding.level is Level.WARNING:
+                found[finding.what] = doctor_rivals.unit_of(source)
+    timers = systemd_units.triggers(outer_limit.ask, list(found.values()))
+    return [(what, " ".join(timers.get(one, [one])) if one else "") for what, one in found.items()]
+
+
+def _enabled(name: str) -> bool:
+    return systemd_units.property_of(outer_limit.ask, name, "UnitFileState") == "enabled"
 
 
 def examine(options: GlobalOptions, arguments: Sequence[str]) -> list[Finding]:

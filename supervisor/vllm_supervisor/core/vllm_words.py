@@ -113,6 +113,23 @@ def substitute(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
     return made
 
 
+def without(words: Sequence[str], names: Collection[str], *, model: bool = False) -> tuple[list[str], set[str]]:
+    """Take options out, wherever they stand; return what is left, and the names of all options that were given.
+
+    `model`: the free-standing word that is the model too; it has to come first then, for behind a removed option it
+    could become a value of the one before.
+    """
+    left, given = list(words), set()
+    parts = list(_parts(words, names))
+    free = next((part for part in parts if part.option is None), None) if model else None
+    for part in reversed(parts):
+        if part.option is not None:
+            given.add(part.option.name)
+        if part is free or (part.option is not None and part.option.name in names):
+            del left[part.begin : part.end]
+    return left, given
+
+
 def _written(name: str, value: str) -> list[str]:
     return [name, value] if value else [f"{name}="]
 
