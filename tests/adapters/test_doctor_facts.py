@@ -19,7 +19,9 @@ Type=notify
 KillMode=mixed
 TimeoutStopUSec=2min
 ExecStart={{ path=/x/vllm-supervisor ; argv[]=/x/vllm-supervisor serve $SERVE ; ignore_errors=no ; pid=0 }}
+EnvironmentFiles=/none/at/all (ignore_errors=yes)
 EnvironmentFiles={file} (ignore_errors=no)
+EnvironmentFiles=/none/either (ignore_errors=yes)
 Environment=A=1 B=2
 Id=vllm-supervisor@8000.service
 

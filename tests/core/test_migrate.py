@@ -175,7 +175,7 @@ def test_the_text_is_a_script_with_the_way_back(tmp_path: Path) -> None:
         unit("ExecStart=/v/bin/vllm serve m --port 9"),
         rivals=(
             ("/etc/cron.d/llm (cron) can do `systemctl restart`", ""),
-            ("dog.service pings", "dog.timer dog.service"),
+            ("dog.service pings", "dog.timer"),
         ),
     )
     text = render(old, migrate(old))
@@ -191,7 +191,7 @@ def test_the_text_is_a_script_with_the_way_back(tmp_path: Path) -> None:
     back = text[text.index("# The way back") :]
     assert "enable --now vllm.service" in back
     assert "enable --now dog.timer" in back
-    assert "BY HAND: take it out" in text
+    assert "do it yourself: take it out" in text
 
 
 def test_options_are_taken_out_wherever_they_stand() -> None:

@@ -128,6 +128,8 @@ def test_a_stop_during_a_stream_loses_nothing(served: tuple[Supervisor, Client],
     assert set(seen) == {503}
     assert supervisor.ends(within=40.0) == 0, supervisor.words()
     account.expect_nothing_left()
+    assert "Found duplicate keys" not in supervisor.out.text
+    assert [line for line in supervisor.log() if line["level"] == "warning"] == []  # of a stop that went well
 
 
 def test_a_stop_in_the_middle_of_the_load_ends_within_the_stop_budget(engine: TinyEngine, account: Account) -> None:

@@ -68,11 +68,11 @@ def switched_off(ask: Ask, names: Sequence[str], *, user: bool) -> set[str]:
 
 
 def triggers(ask: Ask, names: Sequence[str]) -> dict[str, list[str]]:
-    """Return for each of the services that a timer or the like starts what starts it, and the service itself."""
+    """Return for each of the services that a timer or the like starts what starts it."""
     found = {}
     for name in dict.fromkeys(filter(None, names)):
         if started_by := property_of(ask, name, "TriggeredBy").split():
-            found[name] = [*started_by, name]
+            found[name] = started_by
     return found
 
 
@@ -85,12 +85,18 @@ def property_of(ask: Ask, name: str, key: str) -> str:
 
 
 def _blocks(printed: str) -> list[dict[str, str]]:
-    """Take apart what `show` printed: one block a unit, NAME=VALUE lines, blocks apart by an empty line."""
+    """Take apart what `show` printed: one block a unit, NAME=VALUE lines, blocks apart by an empty line.
+
+    A name may have several lines, as EnvironmentFiles has: their values are joined by a blank.
+    """
     blocks = []
     for block in printed.split("\n\n"):
-        lines = [line.partition("=") for line in block.splitlines() if "=" in line]
-        if lines:
-            blocks.append({name: value for name, _, value in lines})
+        found: dict[str, str] = {}
+        for name, equals, value in (line.partition("=") for line in block.splitlines()):
+            if equals:
+                found[name] = f"{found[name]} {value}" if name in found else value
+        if found:
+            blocks.append(found)
     return blocks
 
 

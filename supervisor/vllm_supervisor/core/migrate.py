@@ -502,7 +502,7 @@ def render(old: OldUnit, made: Migration) -> str:
             lines += (
                 [f"systemctl disable --now {rival}"]
                 if rival
-                else ["#    BY HAND: take it out, or let it report instead"]
+                else ["#    do it yourself: take it out, or let it report instead"]
             )
         lines.append("")
     if made.hands:
