@@ -237,19 +237,63 @@ def test_a_deterministic_failure_is_tried_once_and_parks() -> None:
 
 
 def test_parked_names_the_way_out_wherever_it_is_shown() -> None:
-    """Event, refusal and status say the cause and what to do next, on one line; the end of a command only the cause."""
+    """Event and status say the cause and what to do next, on one line; the end of a command only the cause."""
     life = Life()
     given = life.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100), facts.Exited(2), facts.SweepDone())
     (said,) = [order.sentence for order in given if isinstance(order, orders.Record) and order.event == "parked"]
-    (closed,) = [order.sentence for order in given if isinstance(order, orders.CloseGate)]
-    assert said == f"parked: {closed}"
-    assert closed == life.state.problem
-    assert closed.count("it refused its command line") == 1
-    assert closed.endswith(f"; {WAY_OUT}")
-    assert "\n" not in closed
+    problem = life.state.problem
+    assert said == f"parked: {problem}"
+    assert problem.count("it refused its command line") == 1
+    assert problem.endswith(f"; {WAY_OUT}")
+    assert "\n" not in problem
     ends = Life(policy=replace(POLICY, on_terminal=True))
     ends.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100), facts.Exited(2), facts.SweepDone())
     assert WAY_OUT not in ends.state.problem
+
+
+@pytest.mark.parametrize(
+    ("printed", "read"),
+    [
+        (
+            "vllm: error: unrecognized arguments: --topsecret topsecret",
+            (
+                "the engine failed to start: unknown option; correct the command line; `vllm serve --help=all` lists what"
+                " this version knows; see `vllm-supervisor status`"
+            ),
+        ),
+        (
+            "ValueError: topsecret",
+            (
+                "the engine failed to start: it refused its command line; correct the command line; the engine's lines say"
+                " where; see `vllm-supervisor status`"
+            ),
+        ),
+        (
+            "OSError: topsecret is not a local folder and is not a valid model identifier",
+            (
+                "the engine failed to start: model not found; check the model's name and revision, and HF_TOKEN if it is"
+                " private; see `vllm-supervisor status`"
+            ),
+        ),
+    ],
+)
+def test_clients_read_the_class_of_a_failure_and_never_the_engines_words(printed: str, read: str) -> None:
+    """The refusal is made of fixed words; what the engine printed is in `problem`, for operators."""
+    life = Life()
+    life.tell(facts.Began(), facts.SweepDone(), facts.Spawned(100), facts.Exited(2))
+    given = life.tell(facts.SweepDone(ExitEvidence(first_error=printed)))
+    (closed,) = [order.sentence for order in given if isinstance(order, orders.CloseGate)]
+    assert closed == life.state.public_problem == read
+    life.tell(facts.RestartRequested("pid 1", "mended"), facts.SweepDone(), facts.Spawned(101))
+    assert life.state.public_problem == ""
+
+
+def test_clients_read_nothing_of_processes_that_cannot_be_removed() -> None:
+    """Pids and names of processes are for operators."""
+    life = Life()
+    given = life.tell(facts.Began(), facts.SweepFailed("python (pid 7) is left"))
+    assert [order.sentence for order in given if isinstance(order, orders.CloseGate)] == [""]
+    assert life.state.problem == "python (pid 7) is left"
 
 
 def test_a_deterministic_failure_on_a_terminal_ends_with_78() -> None:

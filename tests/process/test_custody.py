@@ -53,16 +53,17 @@ def restarts(account: Account, client: Client) -> dict[str, Any]:
     return told
 
 
-def expect_parked(client: Client, *words: str) -> None:
-    """Fail unless the address says that the engine is parked, and why."""
+def expect_parked(supervisor: Supervisor, client: Client, *words: str, label: str) -> None:
+    """Fail unless the address says that the engine is parked and names the class `label`, and the log says `words`."""
+    parked = supervisor.until(lambda: supervisor.events("parked"), within=10.0, what="parked")[-1]["sentence"]
+    assert [word for word in words if word not in parked] == []
     refused = client.chat()
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_parked")
     assert refused.headers["Retry-After"] == "300"
     shown = client.get("/readyz")
     assert shown.status_code == 503
-    for word in words:
-        assert word in refused.json()["error"]["message"]
-        assert word in shown.json()["reason"]
+    assert refused.json()["error"]["message"] == shown.json()["reason"]
+    assert label in shown.json()["reason"]
     assert client.get("/livez").status_code == 200
     assert client.get("/startupz").status_code == 200
 
@@ -78,7 +79,7 @@ def test_ten_crashes_in_a_row_end_and_a_person_or_a_reload_begins_anew(start_moc
             os.kill(http.get("/status").json()["engine"]["pid"], signal.SIGSEGV)
         supervisor.until(lambda ends=crash + 1: len(supervisor.events("exited")) == ends, within=10.0, what="its end")
     assert len(supervisor.events("spawned")) == 4
-    expect_parked(client, "crash 4", "SIGSEGV")
+    expect_parked(supervisor, client, "crash 4", "SIGSEGV", label="the engine failed: it crashed; ")
     told = restarts(account, client)
     assert (told["total"], told["by_cause"], told["budget"]["used"]) == (3, {"crashed": 3}, 4)
     assert 'vllm_supervisor_restarts_total{cause="crashed"} 3' in client.get("/metrics").text
@@ -115,7 +116,7 @@ def test_long_loads_and_short_lives_end_and_exit_0_is_a_crash(start_mock: StartM
     told = [(swept["level"], "VLLM::EngineCore" in swept["sentence"]) for swept in supervisor.events("swept")]
     assert told == [("info", True)] * 2  # what is gone again is nothing to be warned of
     assert all("removed 1 shared-memory segment (" in swept["sentence"] for swept in supervisor.events("swept"))
-    expect_parked(client, "crash 2")
+    expect_parked(supervisor, client, "crash 2", label="the engine failed: ")
     explained = json.loads(account.tool("explain-exit", "0", "--json").stdout)["engine"]["serving"]
     assert explained["cause"] == ends[0]["cause"]
     assert ends[0]["sentence"].rpartition(": ")[2] == explained["sentence"].rpartition(": ")[2]
@@ -234,7 +235,7 @@ def test_a_start_that_cannot_succeed_is_tried_once(
     supervisor, client = start_mock("--mock-fault", "error=missing_model@load", *AT_ONCE, before=how, terminal=terminal)
     if status is None:
         supervisor.until(lambda: supervisor.events("parked"), within=15.0, what="parked")
-        expect_parked(client, "the model")
+        expect_parked(supervisor, client, "the model", label="the engine failed to start: ")
         assert "the model" in account.tool("--name", name_of(client), "status").stdout
         supervisor.signal(signal.SIGTERM)
         assert supervisor.ends(within=10.0) == 0, supervisor.words()
@@ -296,7 +297,8 @@ def test_what_kill_does_not_end_blocks_the_next_engine(start_mock: StartMock, ac
     supervisor.until(lambda: supervisor.events("unkillable"), within=10.0, what="unkillable")
     refused = client.chat()
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unkillable")
-    assert f"VLLM::Worker (pid {worker.pid})" in refused.json()["error"]["message"]
+    assert f"VLLM::Worker (pid {worker.pid})" in supervisor.events("unkillable")[0]["sentence"]
+    assert str(worker.pid) not in refused.json()["error"]["message"]
     assert client.get("/readyz").json()["engine"] == "unkillable"
     assert len(supervisor.events("spawned")) == 1
     supervisor.signal(signal.SIGTERM)

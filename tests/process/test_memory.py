@@ -86,13 +86,14 @@ def test_a_restart_waits_until_memory_is_back(start_mock: StartMock, machine: Ma
 
 
 def test_memory_that_never_comes_back_parks_with_the_numbers(start_mock: StartMock, machine: Machine) -> None:
-    """At the end of memory.gate_timeout nothing is tried any more, and everybody can read why."""
+    """At the end of memory.gate_timeout nothing is tried any more: clients read why, operators the numbers."""
     supervisor, client = start_mock(before=machine.options("restart.backoff=50ms", "memory.gate_timeout=500ms"))
     supervisor.until(client.is_ready, within=15.0, what="ready")
     machine.available(6.0)  # below the floor of 7.2 GiB
     supervisor.until_said('"parked"', within=10.0)
-    reason = client.get("/readyz").json()["reason"]
+    reason = supervisor.events("parked")[0]["sentence"]
     assert "did not come back within 0 s: 6.0 GiB available, 97.6 GiB wanted" in reason.replace("0.5", "0")
+    assert client.get("/readyz").json()["reason"].startswith("the engine cannot start: too little memory is free; ")
     assert client.chat().json()["error"]["code"] == "engine_parked"
     assert client.get("/livez").status_code == 200
     assert not spawned(supervisor, 2)

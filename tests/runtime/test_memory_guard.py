@@ -149,7 +149,12 @@ def test_the_guards_word_comes_before_the_end_it_made(tmp_path: Path) -> None:
         body = Body(1, tmp_path, child, tree, Unavailable("none"), None, beacon_required=False, address=None)
         memory: Any = Memory(told)
         life = Incarnation(
-            body, forward=lambda _lines: None, tell=told.append, memory=memory, started_at=clock.monotonic()
+            body,
+            forward=lambda _lines: None,
+            tell=told.append,
+            memory=memory,
+            started_at=clock.monotonic(),
+            on_fault=lambda fault: pytest.fail(repr(fault)),
         )
         with trio.fail_after(20):
             async with trio.open_nursery() as nursery:

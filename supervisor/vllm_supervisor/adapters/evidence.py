@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import trio
 
+from vllm_supervisor.core import redact
 from vllm_supervisor.core.errors import is_thread_limit
 from vllm_supervisor.core.incident import Bundle, surplus
 
@@ -234,7 +235,8 @@ async def _tool(file: Path, command: list[str], search_path: str, starter: Start
         notes.problems.append(f"{name} gave no answer within {TOOL_LIMIT:.0f} s")
     elif status != 0:
         notes.problems.append(f"{name} ended with status {status}")
-    await _thread(_write, file, output.decode("utf-8", "replace"))
+    # py-spy names each process by its whole command line.
+    await _thread(lambda: _write(file, redact.lines(output.decode("utf-8", "replace"))))
 
 
 async def _collect(fd: int, output: bytearray) -> None:

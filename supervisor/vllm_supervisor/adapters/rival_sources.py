@@ -112,5 +112,5 @@ def _container(path: Path) -> Container | None:
         words = [config["Config"].get("Image", ""), config.get("Path", ""), *config.get("Args", [])]
         policy = host.get("RestartPolicy", {}).get("Name", "")
         return Container(config.get("Name", path.parent.name).removeprefix("/"), policy, " ".join(words))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

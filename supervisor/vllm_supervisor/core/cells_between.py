@@ -12,6 +12,8 @@ from vllm_supervisor.core.restart import GiveUp, GiveUpKind, Restart
 from vllm_supervisor.core.table import Step, on
 from vllm_supervisor.core.words import ClosedReason
 
+NO_MEMORY = "the engine cannot start: too little memory is free"
+WHERE_TO_LOOK = "see `vllm-supervisor status`"  # where the engine's own words are shown
 # Whoever meets a parked engine, by whichever door, reads how to leave that.
 WAY_OUT = "once mended: vllm-supervisor restart --reason TEXT; if the command line was wrong: stop and start anew"
 
@@ -62,7 +64,7 @@ def memory_back(state: State, _fact: facts.MemoryBack, moment: Moment, policy: P
 def memory_short(state: State, fact: facts.MemoryShort, moment: Moment, policy: Policy) -> Step:
     """A start without the memory for it would wedge the machine: nothing is tried any more."""
     status = GAVE_UP_OUTSIDE if fact.lost else GAVE_UP_REPEATS
-    return give_up(state, GiveUp(GiveUpKind.MEMORY, fact.sentence, status), moment, policy)
+    return give_up(state, GiveUp(GiveUpKind.MEMORY, fact.sentence, status, NO_MEMORY), moment, policy)
 
 
 def give_up(state: State, decision: GiveUp, moment: Moment, policy: Policy) -> Step:
@@ -76,15 +78,19 @@ def give_up(state: State, decision: GiveUp, moment: Moment, policy: Policy) -> S
         is_pid1=policy.is_pid1,
     )
     if mode == "exit":
-        state, more = gone(replace(state, problem=sentence, give_up_status=decision.status))
+        state = replace(state, problem=sentence, public_problem=decision.public, give_up_status=decision.status)
+        state, more = gone(state)
         return state, [orders.Record("gave_up", f"gave up: {sentence}", level="error"), *more]
     sentence = f"{sentence}; {WAY_OUT}"
     last = state.last_restart
     if last is not None:  # what it had, a ready engine, is over; what an operator starts later is another matter
         last = replace(last, ready_after_s=None, given_up=True)
-    state = replace(state, node=Node.PARKED, problem=sentence, started=True, last_restart=last)
+    public = f"{decision.public}; {WHERE_TO_LOOK}"
+    state = replace(
+        state, node=Node.PARKED, problem=sentence, public_problem=public, started=True, last_restart=last
+    )
     parked: list[orders.Order] = [
-        orders.CloseGate(ClosedReason.PARKED, sentence),
+        orders.CloseGate(ClosedReason.PARKED, public),
         orders.Record("parked", f"parked: {sentence}", level="error"),
     ]
     at = restart.slow_retry_at(policy.restart, moment.now)
@@ -105,13 +111,13 @@ def sweep_failed(state: State, fact: facts.SweepFailed, moment: Moment, policy: 
     """Something is left: never a second engine beside it."""
     said = orders.Record("unkillable", fact.sentence, level="error")
     if fact.refused:
-        state, more = gone(replace(state, problem=fact.sentence, give_up_status=78))
+        state, more = gone(replace(state, problem=fact.sentence, public_problem="", give_up_status=78))
         return state, [said, *more]
     if state.leaving:
-        state, more = gone(replace(state, unkillable=True, problem=fact.sentence))
+        state, more = gone(replace(state, unkillable=True, problem=fact.sentence, public_problem=""))
         return state, [said, *more]
-    return replace(state, node=Node.UNKILLABLE, problem=fact.sentence), [
-        orders.CloseGate(ClosedReason.UNKILLABLE, fact.sentence),
+    return replace(state, node=Node.UNKILLABLE, problem=fact.sentence, public_problem=""), [
+        orders.CloseGate(ClosedReason.UNKILLABLE),
         said,
         orders.SetTimer(Timer.BACKOFF, moment.now + policy.look_again),
     ]

@@ -56,7 +56,7 @@ def load_progressed(state: State, fact: facts.LoadProgressed, moment: Moment, po
 def stays_unready(state: State, fact: facts.StaysUnready, _moment: Moment, _policy: Policy) -> Step:
     """Name the reason long before the deadline ends the start: the engine may still come round."""
     said = orders.Record("not_ready", f"engine {state.incarnation} is not ready: {fact.sentence}", level="warning")
-    return replace(state, problem=fact.sentence), [said]
+    return replace(state, problem=fact.sentence, public_problem=fact.sentence), [said]
 
 
 @on(Node.STARTING, fact=facts.BecameReady, to=(Node.READY,))
@@ -74,6 +74,7 @@ def became_ready(state: State, fact: facts.BecameReady, moment: Moment, _policy:
         load_s=took,
         started=True,
         problem="",
+        public_problem="",
         last_restart=last,
         tally=restart.ready(state.tally, moment.now),
     )

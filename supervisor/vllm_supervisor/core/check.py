@@ -208,7 +208,7 @@ def of_health(url: str, status: int | None, body: bytes) -> Checked | None:
     try:
         said = json.loads(body)
         engine, reason = str(said["engine"]), said["reason"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return None if status == 200 else Checked(url, Verdict.DEAD, "its own /health says 503: the engine is dead")
     if status == 200 and _SAID.get(engine) is not Verdict.DEAD:
         return None
@@ -244,7 +244,7 @@ def of_proxy(url: str, reach: Reach, status: int | None, body: bytes) -> Checked
         return Checked(url, Verdict.UNREACHABLE, f"the proxy answers {status}: it has no backend that does")
     try:
         count = len(json.loads(body)["data"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return Checked(url, Verdict.UNJUDGEABLE, f"/v1/models gave status {status} and no list of models")
     return Checked(
         url,

@@ -182,7 +182,7 @@ def _list_from_text(text: str) -> object:
     if text.startswith("["):
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise BadValueError('expected a list such as ["a", "b"] or a,b') from None
     return [part.strip() for part in text.split(",")] if text else []
 

@@ -20,6 +20,14 @@ from vllm_supervisor.core.signatures import Cause, Repeat, StartPhase
 REQUESTED = (Why.STOP, Why.COMMANDED)
 FOLLOWS_AFTER = 60.0  # seconds: a headless node with a mistake in its options ends earlier than that
 LESS_MEMORY = "lower --gpu-memory-utilization or --max-model-len, or set --kv-cache-memory-bytes"
+# The class of an end that we forced, where nothing the engine printed names a better one.
+LABELS = {
+    Why.HANG: "it hung",
+    Why.FAILING: "it answered nothing but errors",
+    Why.START_TIMEOUT: "its load showed no progress",
+    Why.CORE_DIED: "a part of it died",
+    Why.REPORTED_DEAD: "it reported that it is dead",
+}
 # Ends whose cause is what we saw, not how the process then ended.
 SEEN = (Why.HANG, Why.FAILING, Why.START_TIMEOUT)
 # What a person can do about an engine that we ended ourselves: our own signal says nothing of the reason.
@@ -46,11 +54,13 @@ def read(ending: Ending, evidence: ExitEvidence) -> ExitReading:
         return replace(
             reading, cause=Cause.OUT_OF_MEMORY, repeat=Repeat.SPECIAL, sentence=ending.why_sentence,
             meaning=ending.why_sentence, mend=LESS_MEMORY, signature=None, retries=None,
+            label="out of memory",
         )  # fmt: skip
     told = f"{ending.why_sentence}: {reading.root}" if reading.root else ending.why_sentence
     # Without a better cause the number shows only our own KILL.
     cause = Cause.PART_DIED if reading.cause is Cause.KILLED and ending.why not in SEEN else reading.cause
-    return replace(reading, cause=cause, sentence=told, meaning=told, mend=_remedy(ending, reading))
+    label = reading.label if reading.signature else LABELS[ending.why]
+    return replace(reading, cause=cause, sentence=told, meaning=told, mend=_remedy(ending, reading), label=label)
 
 
 def _remedy(ending: Ending, reading: ExitReading) -> str:
@@ -67,7 +77,7 @@ def _not_spawned(ending: Ending) -> ExitReading:
     repeat, retries = (Repeat.TRANSIENT, None) if ending.spawn_may_pass else (Repeat.DETERMINISTIC, 0)
     return ExitReading(
         cause, clean=clean, repeat=repeat, sentence=sentence, meaning=sentence, mend="", signature=None,
-        retries=retries, fingerprint=sentence,
+        retries=retries, fingerprint=sentence, label="its command could not be started",
     )  # fmt: skip
 
 

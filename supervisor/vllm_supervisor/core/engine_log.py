@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from vllm_supervisor.core.json_text import JsonError, parse_json
 
 _TAIL_LINES = 500
-_LINE_CHARS = 2000
+LINE_CHARS = 2000
 _HEAD = 60  # lines kept of the beginning of a block
 _END = 60  # and of its end, where Python prints the exception
 _BLOCKS = 16
@@ -76,9 +76,14 @@ class Line:
     text: str
 
 
+def plain(raw: str) -> str:
+    """Remove escape sequences, which may stand in the middle of a word, and NUL bytes."""
+    return _ANSI.sub("", raw).replace("\0", "")
+
+
 def strip(raw: str) -> Line:
     """Take prefixes and escape sequences off a line."""
-    rest = _ANSI.sub("", raw).replace("\0", "")
+    rest = plain(raw)
     if rest.startswith("{") and (line := _json_line(rest)) is not None:
         return line
     source = level = ""
@@ -179,7 +184,7 @@ class EngineLog:
 
     def add(self, raw: str, now: float) -> None:
         """Take one line without its end; `now` in monotonic seconds."""
-        raw = raw[:_LINE_CHARS]
+        raw = raw[:LINE_CHARS]
         self._tail.append(raw)
         line = strip(raw)
         reading = self._open.get(line.source)

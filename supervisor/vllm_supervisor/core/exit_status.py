@@ -60,6 +60,7 @@ class ExitReading:
 
     `retries`: how many more starts it is worth; None: the general budgets say. `fingerprint` is equal for two ends that
     look alike (no numbers, no addresses in it). `root` is what the engine or the kernel told of the reason, "" if nothing.
+    `label` is the class of the reason in fixed words: what clients may read, for nothing the engine printed is in it.
     """
 
     cause: Cause
@@ -72,6 +73,7 @@ class ExitReading:
     retries: int | None
     fingerprint: str
     root: str = ""
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ def interpret(raw: int, asked: Asked, phase: StartPhase, evidence: ExitEvidence)
         retries=retries,
         fingerprint=_fingerprint(raw, signature, evidence),
         root=_root(row, phase, signature, evidence),
+        label=signature.label if signature else row.meaning,
     )
 
 

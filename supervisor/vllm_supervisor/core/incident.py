@@ -2,7 +2,8 @@
 
 Rules:
 * `incident.json` is readable by itself: the sentence first, then the numbers it rests on, then what was collected.
-* No prompt, header or address is in it. Requests appear by class and age; lines are the engine's own, keys redacted.
+* No prompt, header or address is in it. Requests appear by class and age; lines are the engine's own, keys redacted where
+  they were taken in.
 * Everything is bounded: samples, lines and requests by number here, files by size in the adapter, bundles by number
   and total size. The newest bundle is always kept.
 """
@@ -90,7 +91,7 @@ def document(
 
 
 def _lines(lines: Sequence[str]) -> list[str]:
-    return [redact.text(line[:LINE_LENGTH]) for line in lines[-LINES_KEPT:]]
+    return [redact.text(line)[:LINE_LENGTH] for line in lines[-LINES_KEPT:]]
 
 
 def _sample(sample: Observation, now: float) -> Mapping[str, Any]:

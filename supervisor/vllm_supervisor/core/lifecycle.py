@@ -153,6 +153,7 @@ class State:
     restarts: Mapping[str, int] = field(default_factory=dict)  # by cause
     last_restart: LastRestart | None = None
     problem: str = ""  # why we are parked, gave up or cannot go on: one sentence
+    public_problem: str = ""  # the same for clients: class and remedy, and nothing that the engine printed
     give_up_status: int | None = None  # our exit status when giving up ends us
     unkillable: bool = False
 

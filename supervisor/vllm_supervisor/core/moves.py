@@ -38,6 +38,7 @@ def spawn(state: State, moment: Moment, policy: Policy) -> Step:
         first_dead=(),
         ending=None,
         problem="",
+        public_problem="",
         kill_at=None,
     )
     return state, [

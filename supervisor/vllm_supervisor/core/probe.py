@@ -141,7 +141,7 @@ def first_model(body: bytes) -> str | None:
     """Read the first model id of a `/v1/models` answer, or None."""
     try:
         name = json.loads(body)["data"][0]["id"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return None
     return name if isinstance(name, str) else None
 
@@ -150,7 +150,7 @@ def says_paused(status: int | None, body: bytes) -> bool | None:
     """Read an answer of `/is_paused`; None: it is not offered."""
     try:
         return json.loads(body)["is_paused"] is True if status == 200 else None
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return None
 
 

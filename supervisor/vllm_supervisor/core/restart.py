@@ -97,11 +97,15 @@ class GiveUpKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Do not start again. `status`: what we exit with, if giving up means to exit."""
+    """Do not start again. `status`: what we exit with, if giving up means to exit.
+
+    `public` is what clients read: the class of the failure and its remedy in fixed words. `sentence` may quote the engine.
+    """
 
     kind: GiveUpKind
     sentence: str
     status: int
+    public: str
 
 
 FAILING = "failing"  # an engine we ended because it answered nothing but errors: neither an exit nor a budget names it
@@ -248,8 +252,12 @@ def _again(now: float, first: float, most: float, nth: int, jitter: float) -> Re
 def _give_up(kind: GiveUpKind, rule: str, ended: Ended) -> GiveUp:
     mend = f"; {ended.reading.mend}" if ended.reading.mend else ""
     spent = kind is not GiveUpKind.REPEATS
+    failed = "failed to start" if ended.kind is EndKind.START_FAILURE else "failed"
     return GiveUp(
-        kind, f"{rule}: {ended.why or ended.reading.sentence}{mend}", give_up_status(ended.reading, spent=spent)
+        kind,
+        f"{rule}: {ended.why or ended.reading.sentence}{mend}",
+        give_up_status(ended.reading, spent=spent),
+        f"the engine {failed}: {ended.reading.label}{mend}",
     )
 
 

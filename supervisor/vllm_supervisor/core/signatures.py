@@ -72,6 +72,11 @@ class Signature:
     kernel: bool = False
     cause: Cause | None = None
 
+    @property
+    def label(self) -> str:
+        """The class of the failure in two or three words, such as "unknown option"; fixed text, fit for anybody."""
+        return self.id.replace("-", " ")
+
     def tell(self, text: str) -> str:
         """Say what happened in one sentence, with the detail found in `text` (at most 200 characters of it)."""
         found = re.search(self.pattern, text)

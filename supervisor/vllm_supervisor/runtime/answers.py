@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 from vllm_supervisor.adapters import clock
 from vllm_supervisor.core import drain_report, timeouts
-from vllm_supervisor.core.admission import Gate, Rejection
+from vllm_supervisor.core.admission import DEFAULT_SENTENCES, Gate, Rejection
 from vllm_supervisor.core.lifecycle import Node, State, engine_state
 from vllm_supervisor.core.retry_after import retry_after
 from vllm_supervisor.core.timeouts import Limits
 from vllm_supervisor.core.view import View
+from vllm_supervisor.core.words import ClosedReason
 from vllm_supervisor.runtime.incarnation import Incarnation
 from vllm_supervisor.runtime.watch import UNREADY, Watch
 
@@ -46,9 +47,10 @@ class Answers:
         judged = self._watch.judgement
         unwell = judged.sentence if judged is not None and judged.verdict in UNREADY else ""
         ready = self._gate.reason is None and state.node is Node.READY and not unwell
-        reason = "" if ready else self._gate.sentence or unwell or state.why_sentence or state.problem
-        if state.node is Node.STARTING and state.problem:
-            reason = f"{reason}; {state.problem}"
+        # Fixed words and numbers of ours: what the engine or an operator wrote is not for everybody.
+        reason = "" if ready else self._gate.sentence or unwell or DEFAULT_SENTENCES[ClosedReason.RESTARTING]
+        if state.node is Node.STARTING and state.public_problem:
+            reason = f"{reason}; {state.public_problem}"
         return View(state.phase, engine_state(state), reason, ready, state.started)
 
     def retry_after(self, rejection: Rejection) -> int:
@@ -65,17 +67,17 @@ class Answers:
     def sentence(self, state: State) -> str:
         """One line for `systemctl status`."""
         if state.give_up_status is not None:
-            return f"gave up: {state.problem}"
+            return f"gave up: {state.public_problem or state.problem}"
         if state.leaving:
             return self._drain_sentence(state)
         current = self._current()
         if state.node is Node.STARTING and current is not None:
             shown = current.load.show(clock.monotonic() - current.started_at, None, 120)
-            return f"{state.problem}; {shown}" if state.problem else shown
+            return f"{state.public_problem}; {shown}" if state.public_problem else shown
         if waiting := self._waits_for():
             return waiting
         if state.problem:
-            return f"{engine_state(state).value}: {state.problem}"
+            return f"{engine_state(state).value}: {state.public_problem or state.problem}"
         return f"{engine_state(state).value}, {self._gate.in_flight} in flight"
 
     def draining(self) -> str | None:

@@ -133,7 +133,12 @@ class EngineRoom:
         asked = address if self._plan.listeners else None  # a headless node takes the option, and listens nowhere
         body = Body(number, home, child, tree, group, steps, self._plan.config.engine.beacon == "require", asked)
         self.current = Incarnation(
-            body, forward=self._forward, tell=self._tell, memory=self._memory, started_at=clock.monotonic()
+            body,
+            forward=self._forward,
+            tell=self._tell,
+            memory=self._memory,
+            started_at=clock.monotonic(),
+            on_fault=self._on_line_fault,
         )
         self._tell(facts.Spawned(child.pid))
         self._nursery.start_soon(self.current.run, self._readiness(number))
@@ -151,6 +156,9 @@ class EngineRoom:
     def sweep(self) -> None:
         """Prove that nothing is left, and tell."""
         self._nursery.start_soon(self._sweep)
+
+    def _on_line_fault(self, fault: Exception) -> None:
+        self._log.error("fault", sentence="internal error while reading a line of the engine", exc_info=fault)
 
     # -- the sweep ---------------------------------------------------------------------------------------------------
 

@@ -21,11 +21,12 @@ from vllm_supervisor.adapters.engine_socket import EngineSocket
 from vllm_supervisor.adapters.processes import Member, Tree
 from vllm_supervisor.adapters.pump import Pump
 from vllm_supervisor.adapters.threads import in_thread
-from vllm_supervisor.core import facts
+from vllm_supervisor.core import facts, redact
 from vllm_supervisor.core.address import Address, UnixAddress
-from vllm_supervisor.core.engine_log import EngineLog, says_dead
+from vllm_supervisor.core.engine_log import LINE_CHARS, EngineLog, plain, says_dead
 from vllm_supervisor.core.exit_status import ExitEvidence
 from vllm_supervisor.core.facts import Fact
+from vllm_supervisor.core.guard import contained
 from vllm_supervisor.core.load_activity import LoadActivity, Sign, Usage
 from vllm_supervisor.core.load_progress import LoadProgress
 from vllm_supervisor.core.probe import Reach, ReadyCheck, ReadyResult, Unready
@@ -79,8 +80,9 @@ class Incarnation:
         tell: Callable[[Fact], None],
         memory: MemoryKeeper,
         started_at: float,
+        on_fault: Callable[[Exception], None],
     ) -> None:
-        """`forward` takes the engine's lines, `tell` the facts; `started_at` in monotonic seconds."""
+        """`forward` takes the engine's lines, `tell` the facts, `on_fault` internal errors; `started_at` in monotonic seconds."""
         self.body = body
         self.log = EngineLog()
         self.load = LoadProgress()
@@ -92,6 +94,8 @@ class Incarnation:
         self._memory = memory
         self._forward = forward
         self._pump = Pump(body.child.stdout, body.child.stderr, forward=self._pass_on, on_line=self._line)
+        self._on_fault = on_fault
+        self._unreadable = False  # a line of it has met an internal error: that is reported once
         self._watched: dict[ProcessId, str] = {}  # its parts, by name
         self._living: list[int] = []  # its processes, as last seen
         self._socket = EngineSocket(body.address) if isinstance(body.address, UnixAddress) else None
@@ -182,7 +186,17 @@ class Incarnation:
         self._output_bytes += sum(map(len, pieces))
         self._forward(pieces)
 
-    def _line(self, line: str) -> None:
+    def _line(self, raw: str) -> None:
+        with contained(self._line_fault):
+            # Here, and nowhere later, a line loses its secrets: whatever keeps or quotes it has it from here.
+            self._read(redact.text(plain(raw))[:LINE_CHARS])
+
+    def _line_fault(self, fault: Exception) -> None:
+        if not self._unreadable:
+            self._unreadable = True
+            self._on_fault(fault)
+
+    def _read(self, line: str) -> None:
         now = clock.monotonic()
         self.log.add(line, now)
         if not self.ready:
