@@ -11,6 +11,8 @@ from fakes.raw_engine import STREAM_HEAD, Call, chunk, ok, token
 from vllm_supervisor.core.address import UnixAddress
 from vllm_supervisor.core.front_door_settings import FrontDoorSettings
 from vllm_supervisor.core.words import ClosedReason
+from vllm_supervisor.runtime import front_door
+from vllm_supervisor.runtime.connection import Connection
 
 SHORT = 0.15
 
@@ -30,6 +32,26 @@ async def test_slow_head_is_given_up():
         assert head.startswith(b"HTTP/1.1 408 ")
         client.half_close()
         assert await client.to_end() == b""
+
+
+@in_trio
+async def test_an_internal_error_closes_one_connection_and_no_other():
+    """Whether at its accept or at a look at its time limits: it is logged, and the next client is served."""
+    async with open_door(settings=FrontDoorSettings(idle_timeout=SHORT), faults=True) as door:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(front_door, "Link", _broken)
+            assert await (await door.client()).to_end() == b""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Connection, "tick", _broken)
+            assert await (await door.client()).to_end() == b""
+        client = await door.client()
+        await client.get(b"/livez")
+        assert (await client.answer())[0].startswith(b"HTTP/1.1 200 ")
+        assert [line["log_level"] for line in door.log] == ["error", "error"]
+
+
+def _broken(*_: object, **__: object) -> None:
+    raise KeyError("broken")
 
 
 @in_trio

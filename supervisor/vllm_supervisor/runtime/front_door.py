@@ -129,6 +129,7 @@ class FrontDoor:
     # -- accepting ---------------------------------------------------------------------------------------------
 
     async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+        refused = False
         while True:
             await trio.lowlevel.wait_readable(listener)
             until = self._now() + _ACCEPT_S
@@ -136,13 +137,21 @@ class FrontDoor:
                 try:
                     accepted = sockets.accept(listener)
                 except OSError as error:
-                    self._log.warning("cannot accept connections", error=errno.errorcode.get(error.errno or 0, "?"))
+                    if not refused:  # once, until connections get in again: tries come ten times a second
+                        refused = True
+                        name = errno.errorcode.get(error.errno or 0, "?")
+                        self._log.warning("cannot accept connections", error=name)
                     self._make_room()
                     await trio.sleep(_OUT_OF_DESCRIPTORS_PAUSE)
                     break
                 if accepted is None:
                     break
-                self._admit(*accepted, nursery)
+                refused = False
+                try:
+                    self._admit(*accepted, nursery)
+                except Exception as fault:  # noqa: BLE001 - an internal error closes this connection, not the listener
+                    self._fault(fault)
+                    accepted[0].close()
 
     def _admit(self, sock: socket.socket, host: str | None, nursery: trio.Nursery) -> None:
         beyond = len(self._connections) - self._settings.max_connections
@@ -200,7 +209,11 @@ class FrontDoor:
             now = self._now()
             self._pump.now = now
             for number, connection in enumerate(list(self._connections), 1):
-                connection.tick(now)
+                try:
+                    connection.tick(now)
+                except Exception as fault:  # noqa: BLE001 - as in `_run`
+                    self._fault(fault)
+                    connection.expire()
                 if number % _SWEEP_BATCH == 0:
                     await trio.lowlevel.checkpoint()
             self._links.drop_old()
