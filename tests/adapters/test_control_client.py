@@ -1,6 +1,10 @@
 """The control client against a server on a real Unix socket."""
 
+import contextlib
+import itertools
 import socket
+import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -74,6 +78,151 @@ def test_a_supervisor_that_does_not_answer(path: Path, monkeypatch: pytest.Monke
         with pytest.raises(ControlError, match="did not answer within") as caught:
             ControlClient(path).get("/status")
         assert "carried out" not in str(caught.value)
+
+
+@contextlib.contextmanager
+def answering(path: Path, pieces: Iterable[bytes], pause: float = 0.0) -> Iterator[None]:
+    """Answer every connection on `path` with these bytes, whatever is asked, until the caller or the bytes end."""
+    over = threading.Event()
+
+    def serve(sock: socket.socket) -> None:
+        with sock, contextlib.suppress(OSError):
+            sock.recv(65536)
+            for piece in pieces:
+                sock.sendall(piece)
+                if over.wait(pause):
+                    break
+
+    def accept() -> None:
+        while True:
+            sock, _ = listener.accept()
+            if over.is_set():
+                sock.close()
+                return
+            served.append(threading.Thread(target=serve, args=(sock,)))
+            served[-1].start()
+
+    served: list[threading.Thread] = []
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        try:
+            yield
+        finally:
+            over.set()
+            with socket.socket(socket.AF_UNIX) as last:
+                last.connect(str(path))
+            for thread in (accepting, *served):
+                thread.join()
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+NO_SUPERVISOR = "is no vllm-supervisor: it speaks no HTTP"
+BROKE_OFF = "broke off its answer"
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        pytest.param(b"SSH-2.0-OpenSSH_9.6\r\n", NO_SUPERVISOR, id="another protocol"),
+        pytest.param(b"\0" * 4096, NO_SUPERVISOR, id="zeros"),
+        pytest.param(b"x" * 200_000, NO_SUPERVISOR, id="a line without an end"),
+        pytest.param(b"HTTP/1.1 OK\r\n\r\n", NO_SUPERVISOR, id="no status"),
+        pytest.param(OK + b"X: " + b"y" * 200_000, NO_SUPERVISOR, id="a field without an end"),
+        pytest.param(OK + b"A: b\r\n" * 500 + b"\r\n", BROKE_OFF, id="many fields"),
+        pytest.param(OK + b"Content-Length: 10\r\n\r\n{", BROKE_OFF, id="broken off"),
+        pytest.param(OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}", BROKE_OFF, id="no chunk"),
+        pytest.param(OK + b"\r\n" + b"[" * 100_000, BROKE_OFF, id="deep"),
+        pytest.param(OK + b"\r\n\xff\xfe", BROKE_OFF, id="no text"),
+        pytest.param(OK + b"\r\n" + b"9" * 5000, BROKE_OFF, id="a long number"),
+        pytest.param(b"HTTP/1.1 404 No\r\n\r\n<html>", "the supervisor refused: HTTP 404", id="a web server"),
+        pytest.param(
+            b"HTTP/1.1 500 No\r\n\r\n" + b"[" * 100_000, "the supervisor refused: HTTP 500", id="deep refusal"
+        ),
+        pytest.param(
+            b'HTTP/1.1 409 No\r\n\r\n{"error": {"message": "a\\n\\u001b[31mb"}}', r"^a \?\[31mb$", id="escape sequences"
+        ),
+        pytest.param(b"", BROKE_OFF, id="nothing"),
+    ],
+)
+def test_whatever_answers_is_told_in_a_sentence(path: Path, answer: bytes, told: str) -> None:
+    """Rubbish, other protocols, broken JSON: a ControlError of one line for each way to ask, never anything else."""
+    with answering(path, [answer]):
+        client = ControlClient(path)
+        for ask in (lambda: client.get("/x"), lambda: client.post("/x", {}), lambda: list(client.lines("/x"))):
+            with pytest.raises(ControlError, match=told) as caught:
+                ask()
+            assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nX: ",
+        OK + b"Content-Length: 999\r\n\r\n",
+        OK + b"Transfer-Encoding: chunked\r\n\r\n3e7\r\n",
+    ],
+    ids=["a status line", "a field", "a body", "a chunk"],
+)
+def test_an_answer_that_trickles_in_ends_with_the_time_limit(
+    path: Path, start: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is for the whole answer, not for each byte of it."""
+    monkeypatch.setattr(control_client, "_ANSWER_TIMEOUT", 0.1)
+    trickle = itertools.chain([start], itertools.repeat(b" "))
+    with answering(path, trickle, pause=0.02), pytest.raises(ControlError, match="did not answer within"):
+        ControlClient(path).get("/x")
+
+
+def test_interim_answers_without_end_end_with_the_time_limit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As does a server that only ever says 100."""
+    monkeypatch.setattr(control_client, "_ANSWER_TIMEOUT", 0.1)
+    interim = itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n")
+    with answering(path, interim, pause=0.001), pytest.raises(ControlError, match="did not answer within"):
+        ControlClient(path).get("/x")
+
+
+def test_a_long_line_or_body_is_not_read_for_ever(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer beyond the limits is a broken one."""
+    monkeypatch.setattr(control_client, "_MAX_ANSWER", 1000)
+    monkeypatch.setattr(control_client, "_MAX_LINE", 1000)
+    with answering(path, [OK + b"\r\n{" + b" " * 2000 + b"}"]):
+        for ask in (lambda: ControlClient(path).get("/x"), lambda: list(ControlClient(path).lines("/x"))):
+            with pytest.raises(ControlError, match=BROKE_OFF):
+                ask()
+
+
+@pytest.mark.parametrize("head", [b"", OK + b"Content-Length: 2\r\n\r\n"], ids=["at once", "in its answer"])
+def test_a_patient_call_ends_when_the_supervisor_hangs(
+    path: Path, head: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may wait for long, but only while the supervisor answers other calls."""
+    monkeypatch.setattr(control_client, "_ANSWER_TIMEOUT", 0.1)
+    with answering(path, [head, b""], pause=60):
+        with pytest.raises(ControlError, match="did not answer within"):
+            ControlClient(path).post("/drain", {}, patient=True)
+        if head:
+            with pytest.raises(ControlError, match="did not answer within"):
+                list(ControlClient(path).lines("/events"))
+
+
+def test_a_patient_call_waits_for_a_supervisor_that_lives(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several times the usual limit, while `/status` is answered."""
+    monkeypatch.setattr(control_client, "_ANSWER_TIMEOUT", 0.05)
+    looks = 0
+
+    def look(_client: ControlClient, _path: str) -> dict[str, object]:
+        nonlocal looks
+        looks += 1
+        return {}
+
+    monkeypatch.setattr(ControlClient, "get", look)
+    with answering(path, [OK, b"\r\n", b"{}"], pause=0.15):
+        assert ControlClient(path).post("/drain", {}, patient=True) == {}
+    assert looks >= 2
 
 
 def test_a_supervisor_that_takes_no_connection(path: Path) -> None:

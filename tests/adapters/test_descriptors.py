@@ -1,6 +1,9 @@
 """The limit of open files: raised where we may, never lowered, and never beyond the hard one."""
 
+import errno
+import os
 import resource
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +36,18 @@ def test_the_soft_limit_is_raised_as_far_as_the_hard_one_allows(
     monkeypatch.setattr(resource, "setrlimit", lambda _which, pair: asked.append(pair))
     assert descriptors.allow(wanted) == holds
     assert asked == ([] if set_to is None else [set_to])
+
+
+def test_what_is_open_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more open file is one more; where none is left to count with, all are in use."""
+    before, limit = descriptors.in_use()
+    assert before is not None
+    assert limit == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    with Path(os.devnull).open("rb"):
+        assert descriptors.in_use() == (before + 1, limit)
+
+    def full(_path: str) -> list[str]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "listdir", full)
+    assert descriptors.in_use() == (limit, limit)

@@ -108,6 +108,40 @@ def test_missing_parts_are_missing_rows(status: dict) -> None:
         assert isinstance(label + text + style, str)
 
 
+@pytest.mark.parametrize(
+    ("words", "path", "answer"),
+    [
+        (("events",), "/events", {}),
+        (("events",), "/events", {"events": [5]}),
+        (("events",), "/events", {"events": 5}),
+        (("timeouts",), "/timeouts", {}),
+        (("timeouts",), "/timeouts", {"sentence": "", "rows": [{}], "fits": True}),
+        (("drain",), "/drain", {"in_flight": "x"}),
+        (("drain",), "/drain", {"in_flight": None}),
+    ],
+)
+def test_an_answer_of_another_form_is_one_line(
+    control: Control, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], path: str, answer: object
+) -> None:
+    """Whatever answers on the socket, a tool ends with status 1 and a sentence."""
+    control.answer(path, answer)
+    assert control.run(*words) == 1
+    told = capsys.readouterr().err
+    assert "the answer has not the expected form" in told
+    assert told.count("\n") == 1
+
+
+def test_few_descriptors_are_told() -> None:
+    """Plenty of them have no row."""
+    assert "descriptors" not in {label for label, _, _ in rows({"descriptors": {"open": 40, "limit": 8448}})}
+    assert "descriptors" not in {label for label, _, _ in rows({"descriptors": {"open": None, "limit": None}})}
+    assert (
+        "descriptors",
+        "8448 of 8448 open: new connections may be refused; raise LimitNOFILE=",
+        "red",
+    ) in rows({"descriptors": {"open": 8448, "limit": 8448}})
+
+
 def test_missing_evidence_is_told() -> None:
     """A ledger that is whole has no row; one that fails, or has lost lines, says so in words."""
     whole = {"failed": False, "error": None, "missing": False, "lost": 0, "late": 0, "at_risk": 0}

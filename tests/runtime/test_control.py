@@ -48,7 +48,8 @@ class Desk:
 
     async def ask(self, method: str, path: str, *, body: Mapping[str, Any] | None = None, **query: str) -> Answer:
         """Make one call."""
-        return await self.control(Call(method, path, query, dict(body or {}), Peer(1, 0, "sh")))
+        answer = await self.control(Call(method, path, query, dict(body or {}), Peer(1, 0, "sh")))
+        return answer if answer.later is None else await answer.later()
 
 
 @async_test
@@ -117,24 +118,31 @@ async def test_a_drain_says_what_was_cut(cuts: list[tuple[int, int]], cut: int) 
 
 @async_test
 async def test_who_follows_gets_the_last_words() -> None:
-    """Nothing ends before a follower has the last event; one that takes nothing holds us for a moment, nobody not at all."""
+    """A follower has the last event and the end of its answer before anything ends; one that takes nothing holds us for a moment, nobody not at all."""
     desk = Desk()
     await desk.control.last_words()
-    taking, stuck = [(await desk.ask("GET", "/events", follow="1")).stream for _ in range(2)]
+    desk = Desk()
+    taking = (await desk.ask("GET", "/events", follow="1")).stream
     assert isinstance(taking, AsyncGenerator)
-    assert isinstance(stuck, AsyncGenerator)
     got: list[str] = []
+    over = trio.Event()
 
     async def take() -> None:
         async for event in taking:
-            got.append(event["event"])  # noqa: PERF401 - it never ends
+            got.append(event["event"])  # noqa: PERF401 - what has come is looked at meanwhile
+        over.set()
 
-    async with aclosing(stuck), trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
         nursery.start_soon(take)
         await trio.sleep(2 * LOOK_EVERY)  # past the follower's own pause, so that it looks for new events
         desk.events.add("ended", "", at="")
         await desk.control.last_words()
         assert got == ["ended"]
+        assert over.is_set()
+    desk = Desk()
+    stuck = (await desk.ask("GET", "/events", follow="1")).stream
+    assert isinstance(stuck, AsyncGenerator)
+    async with aclosing(stuck), trio.open_nursery() as nursery:
         nursery.start_soon(stuck.__anext__)
         await trio.sleep(2 * LOOK_EVERY)
         desk.events.add("first", "", at="")

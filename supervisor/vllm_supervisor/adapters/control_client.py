@@ -18,6 +18,8 @@ The protocol, as the server must answer it:
   over; `drained` says which, `background` counts the answered requests that run on, and `cut` those that the end of a
   drain has cut: by a stop that is under way, or by a restart while this call waited. `hook` says that a stop will
   follow (a service manager's or an orchestrator's pre-stop hook).
+* HEAD is answered as GET, without the body. A path that does not take the method: 405, with `Allow`. A request that does not
+  arrive within 5 s: 408; a 33rd follower or waiting call: 429; whoever takes no byte of its answer for 10 s is disconnected.
 * A refusal has a status of 400 or above and `{"error": {"message": one line}}`; the line is shown as it is.
 * Every answer but the followed events is JSON with a Content-Length.
 """
@@ -25,18 +27,23 @@ The protocol, as the server must answer it:
 import contextlib
 import errno
 import http.client
+import io
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from vllm_supervisor.core.errors import UsageError, UserError
+from vllm_supervisor.core.plain_text import one_line
 
 _CONNECT_TIMEOUT = 5.0
-_ANSWER_TIMEOUT = 10.0  # everything but a waiting drain is answered from memory
+_ANSWER_TIMEOUT = 10.0  # for a whole answer: everything but a waiting drain is given from memory
+_MAX_ANSWER = 64 << 20  # bytes of an answer that are read, a status of thousands of processes among them
+_MAX_LINE = 1 << 20  # of one event
 
 
 class NotRunningError(UserError):
@@ -79,10 +86,7 @@ def _accepts(path: Path) -> bool:
         try:
             probe.connect(str(path))
         except PermissionError:
-            raise ControlError(
-                f"{path}: a supervisor runs there, not accessible to you: use sudo, or set its control.group to a "
-                "group of yours (its unit then needs SupplementaryGroups=GROUP as well)"
-            ) from None
+            raise ControlError(_closed_to_us(path)) from None
         except OSError as error:
             return error.errno in {errno.EAGAIN, errno.ETIMEDOUT}  # its queue is full: it lives
     return True
@@ -96,25 +100,56 @@ def _lives(path: Path) -> bool:
         return True
 
 
-class _Connection(http.client.HTTPConnection):
-    """HTTP over a Unix socket; the host is a name for the Host header alone."""
+class _Reader(io.RawIOBase):
+    """A socket's bytes until a moment, however slowly they trickle in. Raises TimeoutError."""
 
-    def __init__(self, path: Path, timeout: float | None) -> None:
-        super().__init__("control")
-        self._path = path
-        self._patience = timeout
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        """`deadline` in monotonic seconds."""
+        self._sock = sock
+        self.deadline: float | None = deadline
+        self.still_there: Callable[[], object] = lambda: (
+            None
+        )  # called at each `_ANSWER_TIMEOUT` without a byte, may raise
 
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(_CONNECT_TIMEOUT)
-        self.sock.connect(str(self._path))
-        self.sock.settimeout(self._patience)
+    def readable(self) -> bool:
+        """Say yes: `BufferedReader` asks."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Wait for bytes; without a deadline for as long as the other side is still there."""
+        while True:
+            rest = _ANSWER_TIMEOUT if self.deadline is None else self.deadline - time.monotonic()
+            if rest <= 0:
+                raise TimeoutError
+            self._sock.settimeout(rest)
+            try:
+                return self._sock.recv_into(buffer)
+            except TimeoutError:
+                if self.deadline is not None:
+                    raise
+                self.still_there()
+
+
+class _Wire:
+    """What `http.client` uses of a socket; its owner closes it."""
+
+    def __init__(self, sock: socket.socket, reader: _Reader) -> None:
+        self.sendall = sock.sendall
+        self._reader = reader
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """Return the reading side."""
+        return io.BufferedReader(self._reader)
+
+    def close(self) -> None:
+        """Keep the socket: the answer is still being read."""
 
 
 class ControlClient:
     """Asks one supervisor, each time over a connection of its own. Every method may raise NotRunningError and ControlError.
 
-    The standard library's client is used: it is loaded in a fraction of the time of a full one.
+    Whatever listens there (a supervisor that hangs, another program), a call ends in time and with one sentence. The
+    standard library's client is used: it is loaded in a fraction of the time of a full one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -123,22 +158,22 @@ class ControlClient:
 
     def get(self, path: str, **query: int) -> dict[str, Any]:
         """Return the JSON object at `path`."""
-        with self._asked("GET", path, query=query, timeout=_ANSWER_TIMEOUT) as answer:
+        with self._asked("GET", path, query=query) as answer:
             return _object(answer)
 
     def post(self, path: str, body: Mapping[str, object], *, patient: bool = False) -> dict[str, Any]:
-        """Send `body` and return the answer; `patient` waits for it as long as the connection lives."""
-        with self._asked("POST", path, body=body, timeout=None if patient else _ANSWER_TIMEOUT) as answer:
+        """Send `body` and return the answer; `patient` waits for it as long as the supervisor answers other calls."""
+        with self._asked("POST", path, body=body, patient=patient) as answer:
             return _object(answer)
 
     def lines(self, path: str, **query: int) -> Iterator[dict[str, Any]]:
         """Yield the JSON objects of an endless answer, one a line, until the supervisor ends it."""
-        with self._asked("GET", path, query=query, timeout=None) as answer:
+        with self._asked("GET", path, query=query, endless=True) as answer:
             if answer.status >= HTTPStatus.BAD_REQUEST:
                 _object(answer)
-            for line in answer:
+            for line in _lines_of(answer):
                 if line.strip():
-                    yield json.loads(line)
+                    yield _mapping(json.loads(line))
 
     @contextlib.contextmanager
     def _asked(
@@ -148,43 +183,93 @@ class ControlClient:
         *,
         query: Mapping[str, int] | None = None,
         body: Mapping[str, object] | None = None,
-        timeout: float | None,
+        patient: bool = False,
+        endless: bool = False,
     ) -> Iterator[http.client.HTTPResponse]:
-        """Ask, hand out the answer, and tell every fault in a sentence."""
-        connection = _Connection(self._path, timeout)
-        try:
-            self._connect(connection)
-            content = None if body is None else json.dumps(body)
-            target = f"{path}?{urlencode(query)}" if query else path
-            connection.request(method, target, content, {"Content-Type": "application/json"} if content else {})
-            with connection.getresponse() as answer:
-                yield answer
-        except (ConnectionRefusedError, FileNotFoundError):
-            raise NotRunningError(f"no supervisor listens on {self._path} any more") from None
-        except TimeoutError:
-            late = f"the supervisor on {self._path} did not answer within {timeout:.0f} s"
-            if method == "POST":
-                late += "; the order may still be carried out: look at `status` and `events` before you repeat it"
-            raise ControlError(late) from None
-        except (OSError, http.client.HTTPException, ValueError):
-            raise ControlError(f"the supervisor on {self._path} broke off its answer; it may have ended") from None
-        finally:
-            connection.close()
+        """Ask, hand out the answer, and tell every fault in a sentence.
 
-    def _connect(self, connection: _Connection) -> None:
+        A `patient` call has no time limit, an `endless` answer none once its head is there.
+        """
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            try:
+                self._connect(sock)
+                reader = _Reader(sock, time.monotonic() + _ANSWER_TIMEOUT)
+                reader.still_there = lambda: self.get("/status")
+                connection = http.client.HTTPConnection("control")  # a name for the Host header alone
+                connection.sock = _Wire(sock, reader)
+                content = None if body is None else json.dumps(body)
+                target = f"{path}?{urlencode(query)}" if query else path
+                headers = {"Connection": "close"} | ({"Content-Type": "application/json"} if content else {})
+                # A refusal may come before all was sent; it is still to be read.
+                with contextlib.suppress(BrokenPipeError):
+                    connection.request(method, target, content, headers)
+                if patient:
+                    reader.deadline = None
+                with connection.getresponse() as answer:
+                    if endless:
+                        reader.deadline = None
+                    yield answer
+            except (ConnectionRefusedError, FileNotFoundError):
+                raise NotRunningError(f"no supervisor listens on {self._path} any more") from None
+            except TimeoutError:
+                late = f"the supervisor on {self._path} did not answer within {_ANSWER_TIMEOUT:.0f} s"
+                if method == "POST":
+                    late += "; the order may still be carried out: look at `status` and `events` before you repeat it"
+                raise ControlError(late) from None
+            except http.client.RemoteDisconnected:
+                raise ControlError(self._broke_off()) from None
+            except (http.client.BadStatusLine, http.client.LineTooLong, http.client.UnknownProtocol):
+                raise ControlError(f"what listens on {self._path} is no vllm-supervisor: it speaks no HTTP") from None
+            except (OSError, http.client.HTTPException, ValueError, RecursionError):
+                raise ControlError(self._broke_off()) from None
+
+    def _broke_off(self) -> str:
+        return f"the supervisor on {self._path} broke off its answer; it may have ended"
+
+    def _connect(self, sock: socket.socket) -> None:
         """Connect by itself: what fails here has not been sent."""
+        sock.settimeout(_CONNECT_TIMEOUT)
         try:
-            connection.connect()
+            sock.connect(str(self._path))
         except (TimeoutError, BlockingIOError):
             raise ControlError(f"the supervisor on {self._path} takes no connection; nothing was sent to it") from None
+        except PermissionError:
+            raise ControlError(_closed_to_us(self._path)) from None
+        sock.settimeout(_ANSWER_TIMEOUT)
+
+
+def _closed_to_us(path: Path) -> str:
+    return (
+        f"{path}: a supervisor runs there, not accessible to you: use sudo, or set its control.group to a group of yours "
+        "(its unit then needs SupplementaryGroups=GROUP as well)"
+    )
+
+
+def _lines_of(answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    """Yield the lines as they come. Not `readline`, which takes a missing chunk for the end: a supervisor that died is not one that stopped."""
+    rest = b""
+    while data := answer.read1(65536):
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
+        if len(rest) > _MAX_LINE:
+            raise ValueError("a line without an end")
+    yield rest
+    if answer.length:
+        raise http.client.IncompleteRead(b"", answer.length)
 
 
 def _object(answer: http.client.HTTPResponse) -> dict[str, Any]:
-    body = json.loads(answer.read())
-    if not isinstance(body, dict):
+    content = answer.read(_MAX_ANSWER)
+    if answer.status < HTTPStatus.BAD_REQUEST:
+        return _mapping(json.loads(content))
+    error: object = None
+    with contextlib.suppress(ValueError, RecursionError):
+        error = _mapping(json.loads(content)).get("error")
+    message = error.get("message") if isinstance(error, dict) else None
+    raise ControlError(one_line(str(message or f"the supervisor refused: HTTP {answer.status}"), 1000))
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
         raise ValueError("expected a JSON object")  # noqa: TRY004  # told as a broken answer, above
-    if answer.status >= HTTPStatus.BAD_REQUEST:
-        error = body.get("error")
-        message = error.get("message") if isinstance(error, dict) else None
-        raise ControlError(str(message or f"the supervisor refused: HTTP {answer.status}"))
-    return body
+    return value

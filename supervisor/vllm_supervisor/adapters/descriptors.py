@@ -6,6 +6,8 @@ higher hard limit for those that ask (systemd's NEWS for version 240). vLLM rais
 Source of facts: getrlimit(2).
 """
 
+import errno
+import os
 import resource
 
 
@@ -18,3 +20,13 @@ def allow(wanted: int) -> int:
     if limit != soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     return limit
+
+
+def in_use() -> tuple[int | None, int | None]:
+    """Return how many descriptors are open, and the limit (None: there is none). All are, where not even one is left to count."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = None if soft == resource.RLIM_INFINITY else soft
+    try:
+        return len(os.listdir("/proc/self/fd")) - 1, limit  # noqa: PTH208 - names alone are wanted; one is the listing's own
+    except OSError as fault:
+        return (limit if fault.errno in {errno.EMFILE, errno.ENFILE} else None), limit

@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from vllm_supervisor.cli.finding import connect
+from vllm_supervisor.cli.finding import connect, expected_form
 from vllm_supervisor.cli.planning import GlobalOptions
 from vllm_supervisor.core.drain_report import drained
 from vllm_supervisor.core.units import BadValueError, parse_duration
@@ -34,7 +34,8 @@ def drain(options: GlobalOptions, *, wait: bool, hook: bool, timeout: float | No
     """Close admission and let what is in flight finish; `resume` opens it again."""
     client = connect(options, acts=True)
     answer = client.post("/drain", {"wait": wait, "hook": hook, "timeout_s": timeout}, patient=wait)
-    in_flight, background, cut = (int(answer.get(name, 0)) for name in ("in_flight", "background", "cut"))
+    with expected_form():
+        in_flight, background, cut = (int(answer.get(name, 0)) for name in ("in_flight", "background", "cut"))
     more = f", {background} answered and still running" if background else ""
     said = drained(cut) if answer.get("drained") else f"draining: {in_flight} in flight{more}"
     failed = wait and (cut > 0 or not answer.get("drained"))

@@ -1,7 +1,9 @@
 """Which running supervisor a tool speaks to: `--name`, else the only one found in the places of the run directory."""
 
+import contextlib
 import socket
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -66,61 +68,14 @@ def _pid(path: Path) -> int:
         except OSError:
             return 0
     return pid
-from vllm_supervisor.cli.planning import GlobalOptions, load_config
-from vllm_supervisor.core import instances
-from vllm_supervisor.core.errors import UsageError
-from vllm_supervisor.core.instances import Locked, Reached
 
 
-def connect(options: GlobalOptions, *, acts: bool = False) -> ControlClient:
-    """Return a connection to it; NotRunningError when none runs, UsageError when several do and none is named.
-
-    ControlError when the one that runs is another user's and closed to us. `acts`: the tool changes something, so that
-    without a name no other supervisor may be known, and the one is told.
-    """
-    config = load_config(options).config
-    found = directories.control_sockets(config.run_dir, options.environ)
-    places = directories.control_places(config.run_dir, options.environ)
-    # A run directory of one's own choice need not be called as the instance is, so it is taken at its word.
-    name = None if config.run_dir else options.name
+@contextlib.contextmanager
+def expected_form() -> Iterator[None]:
+    """Turn what a block raises on an answer of another form into one sentence: whoever gave it is not of our version."""
     try:
-        path = choose(found, name, places)
-    except NotRunningError as fault:
-        locked = [one for one in _locked(options, config.state_dir) if options.name in (None, *_names(one))]
-        if locked and not config.run_dir:
-            raise NotRunningError(instances.unreachable(locked)) from None
-        closed = closed_instances.find(places, name)
-        raise fault if closed is None else ControlError(str(closed)) from None
-    if name is None and not config.run_dir and not options.environ.get("RUNTIME_DIRECTORY"):
-        _without_a_name(Reached(path.parent.name, _pid(path)), _locked(options, config.state_dir), acts=acts)
-    return ControlClient(path)
-
-
-def _without_a_name(reached: Reached, locked: list[Locked], *, acts: bool) -> None:
-    beside = instances.others(reached, locked)
-    if beside and acts:
-        raise UsageError(instances.ambiguous(reached, beside))
-    if beside:
-        click.echo(instances.also(beside), err=True)
-    elif acts:
-        click.echo(f"supervisor {reached.name} (pid {reached.pid}):", err=True)
-
-
-def _locked(options: GlobalOptions, state_dir: str) -> list[Locked]:
-    return lock.living(directories.state_directories(state_dir, options.environ))
-
-
-def _names(one: Locked) -> tuple[str, str]:
-    return one.holder.name, one.state_dir.name
-
-
-def _pid(path: Path) -> int:
-    """Return the pid of whoever listens on a socket (SO_PEERCRED, unix(7)), or 0."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-            pid: int = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-        except OSError:
-            return 0
-    return pid
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as fault:
+        raise ControlError(
+            f"the answer has not the expected form ({type(fault).__name__}): the supervisor is of another version, or none"
+        ) from fault

@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from vllm_supervisor.cli.finding import connect
+from vllm_supervisor.cli.finding import connect, expected_form
 from vllm_supervisor.cli.planning import GlobalOptions
 from vllm_supervisor.cli.status_view import Row, rows
+from vllm_supervisor.core.plain_text import printable
 
 _WATCH_INTERVAL = 1.0
 
@@ -42,9 +43,10 @@ def status(options: GlobalOptions, *, as_json: bool, watch: bool) -> None:
 def events(options: GlobalOptions, *, count: int, follow: bool, as_json: bool) -> None:
     """Show what happened and why."""
     client = connect(options)
-    found = client.lines("/events", n=count, follow=1) if follow else client.get("/events", n=count)["events"]
-    for event in found:
-        click.echo(json.dumps(event) if as_json else event_line(event))
+    with expected_form():
+        found = client.lines("/events", n=count, follow=1) if follow else client.get("/events", n=count)["events"]
+        for event in found:
+            click.echo(json.dumps(event) if as_json else event_line(event))
 
 
 def event_line(event: Mapping[str, Any]) -> str:
@@ -52,7 +54,7 @@ def event_line(event: Mapping[str, Any]) -> str:
     known = ("at", "event", "why")
     at, word, why = (str(event.get(name) or "") for name in known)
     rest = " ".join(f"{name}={_plain(value)}" for name, value in event.items() if name not in {*known, "n", "level"})
-    return "  ".join(part for part in (at, word, why, rest) if part)
+    return printable("  ".join(part for part in (at, word, why, rest) if part))
 
 
 def _plain(value: object) -> str:

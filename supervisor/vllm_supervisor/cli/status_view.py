@@ -12,6 +12,7 @@ from vllm_supervisor.core.words import verdict_line
 
 Row = tuple[str, str, str]  # label, text, style ("" or a colour)
 
+FEW_DESCRIPTORS = 64
 _ENGINE_STYLES = {"ready": "green", "starting": "yellow", "stopping": "yellow", "down": "yellow"}
 _VERDICT_STYLES = {"idle": "green", "busy": "green", "stuck": "red", "failing": "red", "dead": "red"}
 
@@ -31,6 +32,7 @@ def rows(status: Mapping[str, Any]) -> list[Row]:
         _counts("executions", _part(status, "executions")),
         _ledger(_part(status, "ledger")),
         _memory(_part(status, "memory")),
+        _descriptors(_part(status, "descriptors")),
     ]
     return [row for row in made if row[1]]
 
@@ -194,6 +196,14 @@ def _orphans(listed: object) -> list[Row]:
 
 def _counts(label: str, part: Mapping[str, Any]) -> Row:
     return (label, _joined(*(f"{count} {name.replace('_', ' ')}" for name, count in part.items())), "")
+
+
+def _descriptors(part: Mapping[str, Any]) -> Row:
+    """Warn when few are left: without one no connection is accepted. Of plenty nothing is to be said."""
+    used, limit = part.get("open"), part.get("limit")
+    few = isinstance(used, int) and isinstance(limit, int) and limit - used < FEW_DESCRIPTORS
+    text = f"{used} of {limit} open: new connections may be refused; raise LimitNOFILE=" if few else ""
+    return ("descriptors", text, "red")
 
 
 def _memory(part: Mapping[str, Any]) -> Row:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from vllm_supervisor.cli.finding import connect
+from vllm_supervisor.cli.finding import connect, expected_form
 from vllm_supervisor.cli.planning import GlobalOptions
 
 _FITS = {True: "yes", False: "NO", None: "-"}
@@ -17,8 +17,11 @@ _FITS = {True: "yes", False: "NO", None: "-"}
 def timeouts(options: GlobalOptions, *, as_json: bool) -> int:
     """Show who owns which time limit, what it covers, what it does not guarantee, and whether it fits (status 1: not)."""
     answer = connect(options).get("/timeouts")
-    click.echo(json.dumps(answer) if as_json else render(answer))
-    return 0 if answer["fits"] else 1
+    with expected_form():
+        text = json.dumps(answer) if as_json else render(answer)
+        fits = bool(answer["fits"])
+    click.echo(text)
+    return 0 if fits else 1
 
 
 def render(answer: dict[str, Any]) -> str:

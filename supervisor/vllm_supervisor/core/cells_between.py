@@ -86,9 +86,7 @@ def give_up(state: State, decision: GiveUp, moment: Moment, policy: Policy) -> S
     if last is not None:  # what it had, a ready engine, is over; what an operator starts later is another matter
         last = replace(last, ready_after_s=None, given_up=True)
     public = f"{decision.public}; {WHERE_TO_LOOK}"
-    state = replace(
-        state, node=Node.PARKED, problem=sentence, public_problem=public, started=True, last_restart=last
-    )
+    state = replace(state, node=Node.PARKED, problem=sentence, public_problem=public, started=True, last_restart=last)
     parked: list[orders.Order] = [
         orders.CloseGate(ClosedReason.PARKED, public),
         orders.Record("parked", f"parked: {sentence}", level="error"),

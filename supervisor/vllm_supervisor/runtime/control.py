@@ -4,6 +4,7 @@ The protocol stands in `adapters/control_client`, which is its other end.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import trio
@@ -66,6 +67,7 @@ class Control:
         self._drain_budget = drain_budget
         self._hook_budget = hook_budget
         self._taken: dict[object, int] = {}  # by each follower of the events: the number of the last it was sent
+        self._ended = False  # no further event comes
         self._calls: dict[tuple[str, str], Callable[[Call], Awaitable[Answer]]] = {
             ("GET", "/status"): self._get_status,
             ("GET", "/timeouts"): self._get_timeouts,
@@ -83,8 +85,10 @@ class Control:
         handler = self._calls.get((call.method, call.path))
         if handler is not None:
             return await handler(call)
-        if any(path == call.path for _, path in self._calls):
-            return refusal(405, f"{call.path} does not take {call.method}")
+        taken = [method for method, path in self._calls if path == call.path]
+        if taken:
+            allow = ", ".join(["GET, HEAD" if method == "GET" else method for method in taken])
+            return refusal(405, f"{call.path} does not take {call.method}; it takes {allow}", ("Allow", allow))
         return refusal(404, f"{call.path} is no path of the control socket")
 
     # -- reads -------------------------------------------------------------------------------------------------------
@@ -103,7 +107,10 @@ class Control:
         if not text.isdecimal():
             return refusal(400, f"n={text}: expected a whole number")
         newest = self._events.after(0, MAX_EVENTS if len(text) > len(str(MAX_EVENTS)) else min(int(text), MAX_EVENTS))
-        if call.query.get("follow") == "1":
+        follow = call.query.get("follow", "0")
+        if follow not in ("0", "1"):
+            return refusal(400, f"follow={follow}: expected 0 or 1")
+        if follow == "1":
             return Answer(200, stream=self._follow(newest))
         return Answer(200, {"events": newest})
 
@@ -118,14 +125,17 @@ class Control:
                     last = event["n"]
                     yield event
                 self._taken[follower] = last
+                if self._ended:
+                    return
                 await trio.sleep(LOOK_EVERY)
         finally:
             del self._taken[follower]
 
     async def last_words(self) -> None:
-        """Wait until all who follow the events have the last one; one that takes nothing does not hold us."""
+        """End the answer of all who follow, after the last event; one that takes nothing does not hold us."""
+        self._ended = True
         with trio.move_on_after(LAST_WORDS):
-            while any(taken < self._events.last for taken in self._taken.values()):  # noqa: ASYNC110 - as in `_empty`
+            while self._taken:  # noqa: ASYNC110 - as in `_empty`
                 await trio.sleep(LOOK_EVERY / 10)
 
     # -- actions -----------------------------------------------------------------------------------------------------
@@ -136,11 +146,18 @@ class Control:
         if timeout is not None and not (number and 0 <= timeout <= MAX_WAIT):
             return refusal(400, f"timeout_s={str(timeout)[:40]}: expected seconds, 0 or more, at most a year")
         hook = bool(call.body.get("hook"))
+        if not call.body.get("wait"):
+            return await self._drained(call, hook=hook, within=0.0)
+        usual = self._hook_budget if hook else self._drain_budget
+        within = float(usual if timeout is None else timeout)
+        return Answer(200, later=partial(self._drained, call, hook=hook, within=within))
+
+    async def _drained(self, call: Call, *, hook: bool, within: float) -> Answer:
+        """Order the drain and answer how it stands when nothing is in flight, or after `within` seconds."""
         before, _ = self._cuts()
         self._tell(facts.DrainRequested(str(call.peer), hook=hook))
-        if call.body.get("wait"):
-            usual = self._hook_budget if hook else self._drain_budget
-            with trio.move_on_after(usual if timeout is None else timeout):
+        if within:
+            with trio.move_on_after(within):
                 await self._empty()
         else:
             await trio.lowlevel.checkpoint()

@@ -1,12 +1,13 @@
 """One picture of the moment: `GET /status` and our own metrics, put together from memory; it decides nothing.
 
-Only `status` looks at /proc, for the engine's processes; a scrape of the metrics costs no system call.
+Only `status` looks at /proc, for the engine's processes and our descriptors; a scrape of the metrics costs no system call.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_supervisor.adapters import descriptors
 from vllm_supervisor.core import exposition, memory_view, restart
 from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.exposition import Snapshot
@@ -93,7 +94,13 @@ class Picture:
                 for member, why in self._room.orphans
             ],
             "memory": memory_view.status(self._memory(), now),
+            "descriptors": self._descriptors(),
         }
+
+    @staticmethod
+    def _descriptors() -> dict[str, int | None]:
+        used, limit = descriptors.in_use()
+        return {"open": used, "limit": limit}
 
     def ledger_summary(self) -> dict[str, Any]:
         """What `GET /ledger/summary` answers: this run, from memory."""

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import trio
 
-from vllm_supervisor.adapters import control_access, control_server, directories, ports
+from vllm_supervisor.adapters import control_access, directories, ports
+from vllm_supervisor.adapters.control_server import Server
 from vllm_supervisor.core.address import UnixAddress
 from vllm_supervisor.core.errors import SetupError
 from vllm_supervisor.core.plan import Plan
@@ -49,15 +50,9 @@ class RunDirectory:
             raise
         return listener
 
-    def serve(
-        self, nursery: trio.Nursery, handler: control_server.Handler, on_fault: Callable[[BaseException], None]
-    ) -> None:
-        """Answer on the control socket, and on each that takes its place."""
-
-        async def answer(listener: socket.socket) -> None:
-            await control_server.serve(listener, handler, on_fault)
-
-        self._serve = lambda listener: nursery.start_soon(answer, listener)
+    def serve(self, nursery: trio.Nursery, server: Callable[[socket.socket], Server]) -> None:
+        """Answer on the control socket, and on each that takes its place, each with a `server` of its own."""
+        self._serve = lambda listener: nursery.start_soon(server(listener).run)
         self._serve(self._listener)
 
     def missing(self) -> str:

@@ -10,6 +10,7 @@ from functools import partial
 import trio
 
 from vllm_supervisor.adapters import clock
+from vllm_supervisor.adapters.control_server import Server
 from vllm_supervisor.adapters.upstream import Upstreams
 from vllm_supervisor.core import facts, orders, timeouts
 from vllm_supervisor.core.admission import Gate
@@ -233,7 +234,10 @@ class Supervisor:
             evidence=self._incidents.on_quit,
             reload=self._reload.asked,
         )
-        world.place.serve(nursery, control, self._on_control_fault)
+        world.place.serve(
+            nursery,
+            partial(Server, handler=control, on_fault=self._on_control_fault, on_refused=self._on_control_refused),
+        )
         nursery.start_soon(
             partial(
                 take_signals,
@@ -356,8 +360,14 @@ class Supervisor:
     def _on_impossible(self, fault: ImpossibleFact) -> None:
         self._log.error("fault", sentence=f"an impossible fact was ignored: {fault}", exc_info=fault)
 
-    def _on_control_fault(self, fault: BaseException) -> None:
-        self._log.error("fault", sentence=f"the control socket failed to answer: {fault}", exc_info=fault)
+    def _on_control_fault(self, fault: Exception) -> None:
+        self._log.error("fault", sentence="internal error in a call to the control socket", exc_info=fault)
+
+    def _on_control_refused(self, fault: OSError) -> None:
+        sentence = f"the control socket cannot accept calls: {fault.strerror}"
+        self._say(
+            "control_refused", f"{sentence}; if it lasts, raise the limit of open files (LimitNOFILE=)", "warning"
+        )
 
 
 async def supervise(world: World) -> OwnStatus:
