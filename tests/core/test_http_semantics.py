@@ -80,9 +80,17 @@ def test_old_requests_have_no_transfer_encoding_and_need_no_host():
         (b"GET / HTTP/1.1", True),
         (b"GET /a?b=c&d=%20\"'<> HTTP/1.1", True),
         (b"GET /a HTTP/1.0", True),
-        (b"GET http://a/ HTTP/1.1", False),
+        (b"GET http://a/ HTTP/1.1", True),
+        (b"GET HTTPS://[::1]:8000?x HTTP/1.1", True),
+        (b"GET http:///a HTTP/1.1", False),
+        (b"GET http://u@a/ HTTP/1.1", False),
+        (b"GET http://a/#b HTTP/1.1", False),
+        (b"GET ws://a/ HTTP/1.1", False),
         (b"CONNECT a:80 HTTP/1.1", False),
-        (b"OPTIONS * HTTP/1.1", False),
+        (b"OPTIONS * HTTP/1.1", True),
+        (b"OPTIONS ** HTTP/1.1", False),
+        (b"OPTIONS HTTP/1.1", False),
+        (b"OPTIONS  HTTP/1.1", False),
         (b"GET /a#b HTTP/1.1", False),
         (b"GET /a b HTTP/1.1", False),
         (b"GET  /a HTTP/1.1", False),
@@ -97,7 +105,7 @@ def test_old_requests_have_no_transfer_encoding_and_need_no_host():
     ],
 )
 def test_request_lines(line: bytes, fits: bool):
-    """Only the origin form with visible ASCII, single spaces and HTTP/1.x fits the grammar."""
+    """Only paths, URLs without a user and `*`, in visible ASCII, with single spaces and HTTP/1.x, fit the grammar."""
     assert well_formed(line + b"\r\nHost: a\r\n\r\n") == fits
 
 
@@ -385,3 +393,30 @@ def test_random_heads_are_judged_without_error(raw: bytes):
 def test_a_plain_head_ends_where_every_reader_ends_it(head: bytes, plain: bool):
     """Only a head without a bare CR or LF, up to its first empty line, may be recognized by its bytes."""
     assert plain_answer(head) == plain
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "host"),
+    [
+        (b"http://b/v1/models?x=1", b"/v1/models?x=1", b"b"),
+        (b"HTTPS://b:8443/v1/models", b"/v1/models", b"b:8443"),
+        (b"http://[::1]:80//x", b"//x", b"[::1]:80"),
+        (b"http://b", b"/", b"b"),
+        (b"http://b?x=http://c/", b"/?x=http://c/", b"b"),
+        (b"/v1/models", b"/v1/models", b"a"),
+    ],
+)
+def test_an_absolute_target_gives_path_and_host(target: bytes, path: bytes, host: bytes):
+    """The engine gets the path alone; the host of the target counts, and the Host field keeps its place."""
+    head = read_request(b"GET", target, [(b"X", b"1"), (b"host", b"a"), (b"Y", b"2")], old=False, max_body=1)
+    assert isinstance(head, RequestHead)
+    assert head.target == path
+    assert head.fields == b"X: 1\r\nhost: %b\r\nY: 2\r\n" % host
+
+
+@pytest.mark.parametrize("target", [b"*", b"a:80", b"?x", b"", b"ftp://a/"])
+def test_no_other_target_is_a_path(target: bytes):
+    """What the engine could read in another way is refused."""
+    refusal = read_request(b"GET", target, [(b"Host", b"a")], old=False, max_body=1)
+    assert isinstance(refusal, BadRequest)
+    assert refusal.status == 400

@@ -338,8 +338,15 @@ for _path in (
 ):
     ATTACKS[f"path {_path.decode()}"] = refused(sized(b"POST " + _path, b"{}"), "403")
 ATTACKS |= {
-    "target with a server": Attack(sized(b"POST http://a/sleep", b"{}") + SLEEP, ("400 403",)),
-    "target of an asterisk": refused(head(b"OPTIONS *"), "400"),
+    "target with a server": plain(sized(b"POST http://b:81/x?y=1", b"{}"), "POST", "/x", b"{}", host="b:81"),
+    "target with a server, admin path": refused(sized(b"POST http://a/sleep", b"{}"), "403"),
+    "target with a server, spelt otherwise": refused(sized(b"POST HTTPS://a//%73leep/", b"{}"), "403"),
+    "target with a server for path": refused(sized(b"POST http://a/x/../http://a/../../sleep", b"{}"), "403"),
+    "target with a server alone": plain(head(b"GET http://b", host=b"Host: a\r\n"), "GET", "/", host="b"),
+    "target with a server and a query": plain(head(b"GET http://b?x=/sleep"), "GET", "/", host="b"),
+    "target with a user": refused(sized(b"POST http://u@a/x", b"{}"), "400"),
+    "target of an asterisk": Attack(head(b"OPTIONS *") + SECOND, ("200", "200"), (("GET", "/second", b""),)),
+    "target of an asterisk with a body": Attack(sized(b"OPTIONS *", SLEEP) + SLEEP, ("200",), ends=True),
     "target that looks like a server's": plain(sized(b"POST //a@b:80/sleep", b"{}"), "POST", "//a@b:80/sleep", b"{}"),
     "target with a URL for path": plain(sized(b"POST /http://a/sleep", b"{}"), "POST", "/http://a/sleep", b"{}"),
 }

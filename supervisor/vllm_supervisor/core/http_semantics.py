@@ -12,7 +12,9 @@ Rules:
   names lets it take away what a proxy before us has added (X-Forwarded-For, a user's identity) or what we rely on
   (X-Request-Id), and the engine itself, asked directly, would have read every one of these fields.
 * A raw request head is checked against one strict grammar before the parser sees it; both must accept it. The grammar
-  knows no bare LF, no folding, no control characters and no target but the origin form.
+  knows no bare LF, no folding and no control characters.
+* The engine gets targets in origin form alone. Of an absolute form (RFC 9112, 3.2.2) the path is taken, and its host
+  stands for the Host field; `OPTIONS *` is ours to answer.
 """
 
 import re
@@ -35,7 +37,9 @@ _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 _REQUEST_HEAD = re.compile(
     rb"(?:\r\n)?"  # RFC 9112, 2.2: one empty line before a request is forgiven
     + _TOKEN
-    + rb"{1,32}+ /[!\"$-~]*+ HTTP/1\.[01]\r\n"  # no '#': a fragment is cut off by some servers and kept by others
+    # No '#': a fragment is cut off by some servers and kept by others.
+    + rb"{1,32}+ (?:/[!\"$-~]*+|[Hh][Tt][Tt][Pp][Ss]?://[0-9A-Za-z.\-_~%!$&'()*+,;=\[\]:]++(?:[/?][!\"$-~]*+)?+|\*)"
+    + rb" HTTP/1\.[01]\r\n"
     + rb"(?:"
     + _TOKEN
     + rb"++:[\t -~\x80-\xff]*+\r\n)*+\r\n"
@@ -46,9 +50,12 @@ _PLAIN_LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ?([1-9][0-9]{0,17})\r\n"
 # What vLLM and our own paths serve. Every method here has a body exactly if its framing says so, in llhttp and in h11.
 METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
 _METHOD = re.compile(rb"(?:\r\n)?(" + _TOKEN + rb"{1,32}+) ")
-_ALLOW = b"Allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS\r\n"
+ALLOW = b"Allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS\r\n"
 
 _HOST = re.compile(rb"[0-9A-Za-z.\-_~%!$&'()*+,;=\[\]:]*")
+
+_ABSOLUTE = re.compile(rb"[Hh][Tt][Tt][Pp][Ss]?://([^/?]+)(.*)")
+EVERYWHERE = b"*"  # the target of an OPTIONS that asks about the server itself
 
 REPEATABLE = frozenset({b"GET", b"HEAD", b"OPTIONS"})  # asking twice is asking once (RFC 9110, 9.2.1)
 
@@ -167,7 +174,7 @@ def refused_method(head: bytes) -> BadRequest | None:
     method = _METHOD.match(head)
     if method is None or method[1] in METHODS:
         return None
-    return BadRequest(405, "this method is not served", _ALLOW)
+    return BadRequest(405, "this method is not served", ALLOW)
 
 
 def head_shape(head: bytes) -> tuple[Shape, bytes]:
@@ -192,6 +199,14 @@ def read_request(method: bytes, target: bytes, fields: Fields, *, old: bool, max
     """Decide what a parsed request head asks for; `old` means HTTP/1.0."""
     if len(fields) > MAX_FIELDS:
         return BadRequest(431, f"more than {MAX_FIELDS} header fields")
+    authority: bytes | None = None
+    if not target.startswith(b"/") and (target != EVERYWHERE or method != b"OPTIONS"):
+        absolute = _ABSOLUTE.fullmatch(target)
+        if absolute is None:
+            return BadRequest(400, "the target of the request is no path")
+        authority, target = absolute[1], absolute[2]
+        if not target.startswith(b"/"):
+            target = b"/" + target
     kept: Fields = []
     options: set[bytes] = set()
     lengths: list[bytes] = []
@@ -211,7 +226,7 @@ def read_request(method: bytes, target: bytes, fields: Fields, *, old: bool, max
             hosts += 1
             if _HOST.fullmatch(value) is None:
                 return BadRequest(400, "the Host field is not a host name")
-            kept.append(field)
+            kept.append(field if authority is None else (field[0], authority))
         elif name == b"content-length":
             lengths.append(value)
         elif name == b"connection":
@@ -246,7 +261,7 @@ def read_request(method: bytes, target: bytes, fields: Fields, *, old: bool, max
     )
     lines = _lines(kept)
     if not hosts:
-        lines = _NO_HOST + lines
+        lines = (_NO_HOST if authority is None else b"Host: %b\r\n" % authority) + lines
     if wants_websocket:
         lines += b"Connection: upgrade\r\nUpgrade: " + upgrade + b"\r\n"
     return RequestHead(

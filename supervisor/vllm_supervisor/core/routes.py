@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from urllib.parse import unquote
 
+from vllm_supervisor.core.http_semantics import EVERYWHERE
 from vllm_supervisor.core.words import RequestClass
 
 
@@ -28,6 +29,7 @@ class Kind(Enum):
     GATED = auto()
     CHEAP = auto()
     DANGEROUS = auto()
+    SERVER = auto()  # OPTIONS *: about the server itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +163,12 @@ class Router:
         self._usual = {(b"POST", path.encode()): Route(Kind.GATED, cls) for path, cls in _INFERENCE.items()}
 
     def route(self, method: bytes, target: bytes, *, upgrade: bool = False) -> Route:
-        """Decide about one request; `target` begins with a slash and may have a query."""
+        """Decide about one request; `target` begins with a slash and may have a query, or is `*`."""
         usual = self._usual.get((method, target))
         if usual is not None:
             return usual
+        if target == EVERYWHERE:
+            return Route(Kind.SERVER)
         path = target.split(b"?", 1)[0].decode("latin-1")
         if self._is_dangerous(path):
             return Route(Kind.DANGEROUS)

@@ -269,6 +269,8 @@ class Connection:
             self._later(partial(self._metrics, head, keep=keep))
         elif route.kind is Kind.DANGEROUS:
             self._reply(own.forbidden(head), head, keep=False)
+        elif route.kind is Kind.SERVER:
+            self._reply(own.methods(head, close=not keep), head, keep=keep)
         elif route.kind in _TO_ENGINE:
             self._reply(self._too_many(head, route), head, keep=False)
         else:

@@ -18,7 +18,7 @@ from vllm_supervisor.adapters.upstream import Upstreams
 from vllm_supervisor.core import exposition, replies
 from vllm_supervisor.core.forwarding import Peer
 from vllm_supervisor.core.front_door_settings import FrontDoorSettings
-from vllm_supervisor.core.http_semantics import BadAnswerError, Framing, RequestHead, page_head
+from vllm_supervisor.core.http_semantics import ALLOW, BadAnswerError, Framing, RequestHead, page_head
 from vllm_supervisor.core.routes import Kind
 from vllm_supervisor.core.view import View
 
@@ -94,6 +94,10 @@ class OwnAnswers:
         if found is None or found.status != 200 or not (whole or found.framing is Framing.CLOSE):
             raise BadAnswerError("no whole exposition")
         return found.media_type or _TEXT, bytes(body)
+
+    def methods(self, head: RequestHead, *, close: bool) -> bytes:
+        """Answer `OPTIONS *`."""
+        return replies.reply(200, b"", fields=ALLOW + self.cors_fields(head.fields), close=close)
 
     def cors_fields(self, lines: bytes) -> bytes:
         """Return what lets a browser show our answer to a request with these header lines."""
