@@ -1,9 +1,8 @@
-"""Whether a machine shares its memory with the GPU, and what else the kernel and the driver tell of it."""
+"""Whether a machine shares its memory with the GPU."""
 
 import pytest
 
-from vllm_supervisor.core import kernel_lines
-from vllm_supervisor.core.memory_mode import Gpu, GpuFacts, by_configuration, by_driver, by_names
+from vllm_supervisor.core.memory_mode import Gpu, GpuFacts, by_configuration, by_driver, by_names, memory_told
 
 
 @pytest.mark.parametrize(("mode", "on"), [("unified", True), ("discrete", False), ("off", False)])
@@ -43,6 +42,10 @@ def test_names_that_say_enough(names: tuple[str, ...], on: bool | None) -> None:
     [
         (GpuFacts((Gpu("NVIDIA X1", None),), "nvidia-smi"), True, "NVIDIA X1 shares"),
         (GpuFacts((Gpu("NVIDIA GeForce RTX 4090", 24 << 30),), "NVML"), False, "memory of its own (NVML)"),
+        (GpuFacts((Gpu("A", 24 << 30), Gpu("B", None)), "NVML"), True, "B shares"),
+        (GpuFacts((Gpu("A", 24 << 30), Gpu("B", "GPU is lost")), "NVML"), False, "A has memory of its own (NVML); not"),
+        (GpuFacts((Gpu("A", "GPU is lost"),), "NVML"), False, 'A: GPU is lost); set memory.mode = "unified"'),
+        (GpuFacts((Gpu("NVIDIA GB10", "Unknown Error"),), "NVML"), True, "NVIDIA GB10 shares"),
         (GpuFacts((), "NVML"), False, "no GPU"),
         (GpuFacts(None, "", "no driver"), False, 'set memory.mode = "unified"'),
     ],
@@ -54,18 +57,27 @@ def test_the_driver_decides_by_the_memory_it_knows(facts: GpuFacts, on: bool, wo
     assert word in decided.sentence
 
 
-def test_kernel_lines_of_interest() -> None:
-    """Records lose their prefix and their further lines; only the driver's and the OOM killer's are kept."""
-    record = b"3,1234,5678,-;NVRM: nvAssertOkFailedNoLog: Out of memory [NV_ERR_NO_MEMORY] (0x51)\n SUBSYSTEM=pci\n"
-    line = kernel_lines.text(record)
-    assert line.endswith("[NV_ERR_NO_MEMORY] (0x51)")
-    assert kernel_lines.of_interest(line)
-    assert kernel_lines.of_interest("NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus.")
-    assert not kernel_lines.of_interest("usb 1-1: new high-speed USB device")
-
-
-def test_an_oom_kill_counts_only_for_the_engines_processes() -> None:
-    """Another program's end is no evidence about the engine's."""
-    ours = "oom-kill:constraint=CONSTRAINT_NONE,task=VLLM::EngineCor,pid=4321,uid=0"
-    theirs = "Out of memory: Killed process 99 (python3) total-vm:1kB"
-    assert kernel_lines.about([ours, theirs, "NVRM: Xid 31"], {4321}) == f"{ours}\nNVRM: Xid 31"
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ("[N/A]", None),
+        ("N/A", None),
+        ("[Not Supported]", None),
+        ("Not Supported", None),
+        ("[GPU is lost]", "GPU is lost"),
+        ("GPU is lost", "GPU is lost"),
+        ("[GPU requires reset]", "GPU requires reset"),
+        ("[Unknown Error]", "Unknown Error"),
+        ("[Insufficient Permissions]", "Insufficient Permissions"),
+        ("[Function Not Found]", "Function Not Found"),
+        ("[No data]", "No data"),
+        ("ERR!", "ERR!"),
+        ("Driver Not Loaded", "Driver Not Loaded"),
+        ("0", "0"),
+        ("", "no answer"),
+        ("[]", "no answer"),
+    ],
+)
+def test_only_not_supported_means_that_there_is_no_memory_to_tell_of(answer: str, told: str | None) -> None:
+    """Every answer of NVML and nvidia-smi that is no number: one kind says "shared", all others say why nothing is known."""
+    assert memory_told(answer) == told

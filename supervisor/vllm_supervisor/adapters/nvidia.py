@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vllm_supervisor.core.memory_mode import Gpu, GpuFacts
+from vllm_supervisor.core.memory_mode import Gpu, GpuFacts, memory_told
 
 SMI_WITHIN = 10.0  # seconds: the first call after a boot loads the driver
 _MIB = 2**20
@@ -22,16 +22,23 @@ _MIB = 2**20
 
 def names(proc: Path = Path("/proc")) -> tuple[str, ...]:
     """Return the names of GPUs, and of a board that says it is one of NVIDIA's; nothing where none is seen."""
-    found = []
-    for path in sorted(proc.glob("driver/nvidia/gpus/*/information")):
-        with suppress(OSError):
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    found = [model for fields in _information(proc).values() if (model := fields.get("Model"))]
     with suppress(OSError):
         model = (proc / "device-tree/model").read_bytes().rstrip(b"\0").decode("utf-8", "replace")
         if "NVIDIA" in model:
             found.append(model)
     return tuple(found)
+
+
+def _information(proc: Path) -> dict[str, dict[str, str]]:
+    """Return what the driver tells of each GPU in /proc, by its directory's name: the PCI address."""
+    found = {}
+    for path in sorted(proc.glob("driver/nvidia/gpus/*/information")):
+        with suppress(OSError):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            parts = (line.partition(":") for line in lines)
+            found[path.parent.name] = {name.strip(): value.strip() for name, _, value in parts}
+    return found
 
 
 def ask(environ_path: str) -> GpuFacts:
@@ -61,13 +68,16 @@ def by_nvml(package: str = "pynvml") -> GpuFacts:
 
 
 def _gpu(nvml: Any, index: int) -> Gpu:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    name = nvml.nvmlDeviceGetName(handle)
-    total = used = None
-    with suppress(Exception):  # not supported on unified memory: that is the answer
+    """Ask one card; what it refuses to say is kept in NVML's own words, since not every refusal means the same."""
+    name = f"GPU {index}"
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        told = nvml.nvmlDeviceGetName(handle)
+        name = told.decode("utf-8", "replace") if isinstance(told, bytes) else str(told)
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        total, used = int(memory.total) or None, int(memory.used)
-    return Gpu(name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name), total, used)
+    except Exception as fault:  # noqa: BLE001 - as above
+        return Gpu(name, memory_told(str(fault)))
+    return Gpu(name, int(memory.total) or memory_told("0"), int(memory.used))
 
 
 def by_smi(environ_path: str) -> GpuFacts:
@@ -97,14 +107,12 @@ def _short(fault: Exception) -> str:
 
 
 def parse_smi(text: str) -> GpuFacts:
-    """Read `name, memory.total, memory.used` (MiB) lines; [N/A], [Not Supported] and the like are no number."""
+    """Read `name, memory.total, memory.used` (MiB) lines; what is no number says why (core/memory_mode.py)."""
     gpus = []
     for line in text.splitlines():
         words = [word.strip() for word in line.rsplit(",", 2)]
         if len(words) == 3 and words[0]:
-            gpus.append(Gpu(words[0], _mib(words[1]), _mib(words[2])))
+            total = int(words[1]) * _MIB if words[1].isdigit() else 0
+            used = int(words[2]) * _MIB if words[2].isdigit() else None
+            gpus.append(Gpu(words[0], total or memory_told(words[1]), used))
     return GpuFacts(tuple(gpus), "nvidia-smi")
-
-
-def _mib(word: str) -> int | None:
-    return int(word) * _MIB if word.isdigit() else None

@@ -1,7 +1,9 @@
 """Whether CPU and GPU share one memory on this machine, and with that whether the guard works at all.
 
 Rules:
-* The configuration decides if it says so. Else the GPU's name does, or a driver that knows no memory of its own for it.
+* The configuration decides if it says so. Else the GPU's name does, or a driver that says that a GPU of this kind has no
+  memory of its own to tell of: "not supported", which nvidia-smi writes as [N/A]. Any other refusal ([GPU is lost],
+  [Unknown Error], [Insufficient Permissions] …) says nothing about the kind, and is named.
 * On anything else everything is off, and that is said: a discrete GPU keeps its own books.
 Source of the names: NVIDIA's product names; nvidia-smi shows their memory as [N/A] (GB10, Jetson).
 """
@@ -13,13 +15,16 @@ from typing import Literal
 # Whole words of GPU or board names.
 _UNIFIED = re.compile(r"\b(GB10|DGX Spark|Thor|Orin|Xavier|GH200)\b", re.IGNORECASE)
 
+# NVML_ERROR_NOT_SUPPORTED, in NVML's words and in those of nvidia-smi of all ages.
+_NOT_SUPPORTED = {"n/a", "not supported", "nvml_error_not_supported"}
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. `memory`: bytes of its own; None: the driver knows none; `used` as far as it is told."""
+    """One GPU. `memory`: bytes of its own; None: the driver knows none; text: why it does not tell. `used` if it is told."""
 
     name: str
-    memory: int | None = None
+    memory: int | str | None = None
     used: int | None = None
 
 
@@ -45,6 +50,12 @@ def unified_name(name: str) -> bool:
     return _UNIFIED.search(name) is not None
 
 
+def memory_told(answer: str) -> str | None:
+    """Read what NVML or nvidia-smi says instead of a number: None for "not supported", else why it does not tell."""
+    words = answer.strip().strip("[]").strip()
+    return None if words.casefold() in _NOT_SUPPORTED else words or "no answer"
+
+
 def by_configuration(mode: Literal["auto", "unified", "discrete", "off"]) -> Mode | None:
     """Return what the configuration says, or None where the machine has to be looked at."""
     match mode:
@@ -68,11 +79,15 @@ def by_names(names: tuple[str, ...]) -> Mode | None:
 
 def by_driver(facts: GpuFacts) -> Mode:
     """Return what the driver says."""
-    for gpu in facts.gpus or ():
+    gpus = facts.gpus or ()
+    for gpu in gpus:
         if unified_name(gpu.name) or gpu.memory is None:
             return Mode(on=True, sentence=f"memory guard on: {gpu.name} shares the machine's memory ({facts.source})")
-    if facts.gpus is None:
-        sentence = f'memory guard off: the GPU cannot be asked ({facts.problem}); set memory.mode = "unified" if it shares the memory'
+    silent = [f"{gpu.name}: {gpu.memory}" for gpu in gpus if isinstance(gpu.memory, str)]
+    problem = facts.problem if facts.gpus is None else "; ".join(silent)
+    if problem and len(silent) == len(gpus):
+        sentence = f'memory guard off: the GPU cannot be asked ({problem}); set memory.mode = "unified" if it shares the memory'
         return Mode(on=False, sentence=sentence)
-    named = ", ".join(gpu.name for gpu in facts.gpus) or "no GPU"
-    return Mode(on=False, sentence=f"memory guard off: {named} has memory of its own ({facts.source})")
+    own = ", ".join(gpu.name for gpu in gpus if not isinstance(gpu.memory, str)) or "no GPU"
+    unknown = f"; not told by {', '.join(silent)}" if silent else ""
+    return Mode(on=False, sentence=f"memory guard off: {own} has memory of its own ({facts.source}){unknown}")
