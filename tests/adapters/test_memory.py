@@ -1,5 +1,6 @@
 """Reading a machine's memory, its kernel log, its GPU's names and its page cache, from files and from the real ones."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,10 +10,11 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from vllm_supervisor.adapters import last_ditch, nvidia, page_cache
+from vllm_supervisor.adapters import kernel_log, last_ditch, nvidia, page_cache
 from vllm_supervisor.adapters.kernel_log import KernelLog
 from vllm_supervisor.adapters.kill_list import KillList
 from vllm_supervisor.adapters.memory import MemoryReader
+from vllm_supervisor.core.gpu_cards import Card
 from vllm_supervisor.core.memory_mode import Gpu
 from vllm_supervisor.core.proc import ProcessId, parse_stat
 
@@ -110,8 +112,57 @@ def test_the_kernel_log_begins_at_its_end_and_keeps_what_matters(tmp_path: Path)
     with path.open("a") as file:
         file.write("_MEMORY] (0x51)\n")
     assert log.look() == 1
-    assert log.take() == ["NVRM: Xid (PCI:0000:01:00): 31, pid=7", "NVRM: [NV_ERR_NO_MEMORY] (0x51)"]
+    said = ["NVRM: Xid (PCI:0000:01:00): 31, pid=7", "NVRM: [NV_ERR_NO_MEMORY] (0x51)"]
+    assert [line.text for line in log.lines] == said
+    assert [0 <= time.monotonic() - line.at < 60 for line in log.lines] == [True, True]
+    assert [line.text for line in log.take()] == said
     assert log.take() == []
+    log.close()
+
+
+def test_a_programs_words_in_the_real_kernel_log_are_not_the_kernels() -> None:
+    """What root writes to /dev/kmsg comes back with a facility, and says nothing; the log stays readable."""
+    log = KernelLog()
+    if log.problem:
+        assert "cannot be read" in log.problem
+        return
+    with open("/dev/kmsg", "w", encoding="ascii") as file:  # noqa: PTH123 - a device
+        file.write("<3>NVRM: Xid (PCI:0000:01:00): 79, [NV_ERR_NO_MEMORY] test of vllm-supervisor")
+    assert (log.look(), log.take(), log.problem) == (0, [], "")
+    log.close()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "null", "directory"])
+def test_something_else_in_the_place_of_the_kernel_log_is_a_sentence(tmp_path: Path, kind: str) -> None:
+    """Containers put /dev/null, a console or a pipe there: nothing is read from it, and it is said."""
+    path = {"fifo": tmp_path / "pipe", "null": Path("/dev/null"), "directory": tmp_path}[kind]
+    if kind == "fifo":
+        os.mkfifo(path)
+    log = KernelLog(path)
+    assert "is not the kernel's log here" in log.problem
+    assert (log.look(), log.take()) == (0, [])
+
+
+def test_records_lost_to_an_overrun_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EPIPE in the middle is followed by what is still there; one look reads no more than its share."""
+    path = tmp_path / "kmsg"
+    path.write_text("")
+    log = KernelLog(path)
+    overrun, end = OSError(errno.EPIPE, "Broken pipe"), BlockingIOError()
+    answers: list[bytes | OSError] = [overrun, b"3,9,9,-;NVRM: [NV_ERR_NO_MEMORY]\n", overrun, end]
+
+    def read(_fd: int, _size: int) -> bytes:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(kernel_log.os, "read", read)
+    assert (log.look(), log.problem, answers) == (1, "", [])
+    monkeypatch.setattr(kernel_log.os, "read", lambda _fd, _size: b"3,9,9,-;NVRM: [NV_ERR_NO_MEMORY]\n")
+    assert log.look() == 2001
+    assert len(log.lines) == 100
+    monkeypatch.undo()
     log.close()
 
 
@@ -176,26 +227,61 @@ def test_gpu_and_board_names_come_from_proc(tmp_path: Path) -> None:
     assert nvidia.names(tmp_path) == ("NVIDIA GB10", "NVIDIA Jetson AGX Thor Developer Kit")
 
 
-def test_what_nvidia_smi_does_not_know_is_none() -> None:
-    """[N/A], [Not Supported] and Unknown Error are no numbers; a comma in a name is part of it."""
-    printed = "NVIDIA GB10, [N/A], [N/A]\nNVIDIA, odd, 24564, 1\nX, [Not Supported], [Unknown Error]\nno line\n"
+def test_cards_and_their_device_files(tmp_path: Path) -> None:
+    """Address, minor, UUID and model of each card; a directory that is no address is none; what a process holds open counts."""
+    for name, minor in (("0000:41:00.0", 1), ("0000:01:00.0", 0), ("odd", 2)):
+        gpu = tmp_path / f"driver/nvidia/gpus/{name}"
+        gpu.mkdir(parents=True)
+        (gpu / "information").write_text(
+            f"Model: \t\t NVIDIA X\nGPU UUID: \t GPU-{minor}\nBus Location: \t {name}\nDevice Minor: \t {minor}\n"
+        )
+    assert nvidia.cards(tmp_path) == (
+        Card("0000:01:00", 0, "GPU-0", "NVIDIA X"),
+        Card("0000:41:00", 1, "GPU-1", "NVIDIA X"),
+    )
+    dev = tmp_path / "dev"
+    dev.mkdir()
+    for name in ("nvidia0", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia0x"):
+        (dev / name).touch()
+    assert nvidia.present(dev) == {0, 10}
+    with (dev / "nvidia10").open(), (dev / "nvidiactl").open():
+        assert nvidia.opened([os.getpid(), 2**22 + 1]) == {10}
+    assert nvidia.opened([os.getpid()]) == set()
+
+
+def test_what_nvidia_smi_answers_is_kept_apart() -> None:
+    """[N/A] and [Not Supported] are no memory, other words a reason; a comma in a name is part of it."""
+    printed = (
+        "NVIDIA GB10, [N/A], [N/A]\nNVIDIA, odd, 24564, 1\nX, [Not Supported], [Unknown Error]\n"
+        "Y, [GPU is lost], [GPU is lost]\nZ, 0, 0\nno line\n"
+    )
     assert nvidia.parse_smi(printed).gpus == (
         Gpu("NVIDIA GB10"),
         Gpu("NVIDIA, odd", 24564 << 20, 1 << 20),
         Gpu("X"),
+        Gpu("Y", "GPU is lost"),
+        Gpu("Z", "0", 0),
     )
 
 
 @pytest.mark.parametrize(
-    ("memory", "expected"), [(SimpleNamespace(total=24 << 30, used=1), 24 << 30), (None, None)], ids=["known", "N/A"]
+    ("memory", "expected"),
+    [
+        (SimpleNamespace(total=24 << 30, used=1), 24 << 30),
+        (RuntimeError("Not Supported"), None),
+        (RuntimeError("GPU is lost"), "GPU is lost"),
+        (RuntimeError("Unknown Error"), "Unknown Error"),
+        (RuntimeError("Insufficient Permissions"), "Insufficient Permissions"),
+        (SimpleNamespace(total=0, used=0), "0"),
+    ],
 )
-def test_nvml_is_asked_defensively(monkeypatch: pytest.MonkeyPatch, memory: object, expected: int | None) -> None:
-    """Memory that NVML does not support is None; names may be bytes."""
+def test_nvml_is_asked_defensively(monkeypatch: pytest.MonkeyPatch, memory: object, expected: int | str | None) -> None:
+    """Memory that NVML does not support is None, another refusal its words; names may be bytes."""
     nvml = ModuleType("pynvml")
 
     def get_memory(_handle: object) -> object:
-        if memory is None:
-            raise RuntimeError("Not Supported")
+        if isinstance(memory, RuntimeError):
+            raise memory
         return memory
 
     nvml.nvmlInit = nvml.nvmlShutdown = lambda: None
@@ -207,6 +293,12 @@ def test_nvml_is_asked_defensively(monkeypatch: pytest.MonkeyPatch, memory: obje
     facts = nvidia.by_nvml()
     assert facts.gpus is not None
     assert [(gpu.name, gpu.memory) for gpu in facts.gpus] == [("NVIDIA GB10", expected)]
+
+    def lost(_index: int) -> object:
+        raise RuntimeError("GPU is lost")
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetHandleByIndex", lost)
+    assert nvidia.by_nvml().gpus == (Gpu("GPU 0", "GPU is lost"),)
 
     def fail() -> None:
         raise RuntimeError("Driver Not Loaded")

@@ -190,16 +190,47 @@ def test_a_signature_is_found_even_where_we_ended_the_engine() -> None:
     assert (reading.repeat, reading.retries) == (Repeat.DETERMINISTIC, 0)
 
 
-def test_a_lost_gpu_in_the_kernel_log_outweighs_what_the_engine_printed() -> None:
-    """The kernel's exact word on the hardware is the root; a mere fault line yields to the engine's own words."""
-    illegal = "RuntimeError: CUDA error: an illegal memory access was encountered"
-    lost = read(-6, kernel_log="NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.", first_error=illegal)
-    assert lost.cause is Cause.GPU_LOST
-    fault = read(-6, kernel_log="NVRM: Xid (PCI:0000:01:00): 31, pid=7", first_error=illegal)
-    assert fault.signature is not None
-    assert fault.signature.id == "illegal-access"
-    alone = read(-6, kernel_log="NVRM: Xid (PCI:0000:01:00): 31, pid=7")
-    assert alone.meaning == "the GPU driver reported a fault (Xid): 31"
+LOST = "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."
+FAULT = "NVRM: Xid (PCI:0000:01:00): 31, pid=7"
+NO_MEMORY = "NVRM: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)"
+WRAPPER = "RuntimeError: Engine core initialization failed. See root cause above."
+DIED = "RuntimeError: Engine core process EngineCore died unexpectedly."
+
+
+@pytest.mark.parametrize(
+    ("first_error", "kernel_log", "found"),
+    [
+        ("", LOST, "gpu-off-the-bus"),
+        ("", FAULT, "gpu-fault"),
+        ("", NO_MEMORY, "driver-memory"),
+        (WRAPPER, LOST, "gpu-off-the-bus"),
+        (WRAPPER, NO_MEMORY, "driver-memory"),
+        (DIED, FAULT, "gpu-fault"),
+        ("RuntimeError: CUDA error: unspecified launch failure", LOST, "gpu-off-the-bus"),
+        ("RuntimeError: CUDA error: unspecified launch failure", FAULT, None),
+        ("ValueError: something of its own", NO_MEMORY, None),
+        ("ModuleNotFoundError: No module named 'x'", NO_MEMORY, "import-failed"),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", LOST, "illegal-access"),
+        ("torch.OutOfMemoryError: CUDA out of memory.", NO_MEMORY, "gpu-memory-loading"),
+        ("vllm: error: unrecognized arguments: --x", LOST, "unknown-option"),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", "", "illegal-access"),
+        ("ValueError: something of its own", "", None),
+    ],
+)
+def test_the_engines_own_first_error_outranks_the_kernels_word(
+    first_error: str, kernel_log: str, found: str | None
+) -> None:
+    """The kernel explains an end that the engine does not: nothing was said, or only that something died."""
+    reading = read(1, phase=LOADING, first_error=first_error, kernel_log=kernel_log)
+    assert (reading.signature and reading.signature.id) == found
+    if found is None:
+        assert first_error in reading.meaning
+
+
+def test_a_kernel_line_is_told_with_its_number() -> None:
+    """What the kernel said stands in the sentence."""
+    assert read(-6, kernel_log=FAULT).meaning == "the GPU driver reported a fault (Xid): 31"
+    assert read(-6, kernel_log=LOST).cause is Cause.GPU_LOST
 
 
 def test_a_sigterm_from_outside_during_the_load_is_no_crash_of_vllm() -> None:

@@ -135,10 +135,50 @@ def test_a_late_look_is_no_fast_fall() -> None:
     assert state.crossing is None
 
 
-def test_the_drivers_word_is_the_floor() -> None:
-    """NV_ERR_NO_MEMORY with 22.5 GiB called available ends the engine; lines from before we looked do not."""
-    seen = play(lambda _at: 22.5, 10.0, driver_out=lambda at: 3 if at < 4 else 4)
-    assert (seen[-1].at, seen[-1].state.crossing) == (4.0, Crossing.DRIVER)
+def at_rest(level: float) -> Callable[[float], float]:
+    """Stand at `level` GiB."""
+    return lambda _at: level
+
+
+def steps(*levels: tuple[float, float]) -> Callable[[float], float]:
+    """Stand at the level of the last (since, GiB) that has begun."""
+    return lambda at: [level for since, level in levels if at >= since][-1]
+
+
+@pytest.mark.parametrize(
+    ("available", "said_at", "killed_at"),
+    [
+        (at_rest(90.0), 4.0, None),  # a healthy engine, as on every real machine
+        (at_rest(22.5), 4.0, None),
+        (at_rest(9.0), 4.0, None),  # below low, and at rest there since before we came
+        (line(110.0, 30.0, 30.0), 20.0, None),  # weights that load
+        (lambda at: max(14.0, 110.0 - 40.0 * at), 2.0, None),  # a KV cache taken in one go, above low
+        (steps((0, 60.0), (5, 20.0)), 5.0, None),
+        (steps((0, 14.0), (5, 12.9), (5.25, 12.8), (5.5, 10.5)), 5.5, 5.5),  # low: the line counts
+        (steps((0, 12.0), (5, 10.0)), 4.0, 5.0),  # and for five seconds
+        (steps((0, 12.0), (5, 10.0)), 5.5, 5.5),
+        (steps((0, 12.0), (9.5, 10.0)), 4.0, None),
+        (steps((0, 12.0), (5, 10.0)), 25.0, None),  # at rest there since 20 s
+        (line(29.0, 2.5, 9.0), 5.75, 5.75),  # falling, 12.1 GiB left: 1.75 s earlier than the floor itself
+        (line(29.0, 2.5, 9.0), 2.5, 5.75),  # said at 21.6 GiB: counted when memory is that tight
+    ],
+)  # fmt: skip
+def test_the_drivers_word_counts_only_while_memory_is_tight(
+    available: Callable[[float], float], said_at: float, killed_at: float | None
+) -> None:
+    """NV_ERR_NO_MEMORY is the floor below low or while falling towards the floor from just above it, else nothing."""
+    seen = play(available, 28.0, driver_out=lambda at: 3 if at < said_at else 4)
+    killed = seen[-1] if seen[-1].state.crossing is not None else None
+    assert (killed and killed.at, killed and killed.state.crossing) == (
+        killed_at,
+        None if killed_at is None else Crossing.DRIVER,
+    )
+
+
+def test_lines_from_before_the_first_look_mean_nothing() -> None:
+    """A count that is there at the first look is of another time, on a machine that is low as well."""
+    seen = play(line(12.0, 8.0, 20.0), 20.0, driver_out=lambda _at: 3)
+    assert {one.state.crossing for one in seen} == {None}
 
 
 @pytest.mark.parametrize(("available", "killed"), [(10.5, True), (30.0, False)])

@@ -36,6 +36,15 @@ class Machine:
         with self.kernel_log.open("a") as log:
             log.write(f"3,2,2,-;{line}\n")
 
+    def has_cards(self, *addresses: str) -> None:
+        """Put cards of one model into /proc, as the driver shows them; none has a device file."""
+        for minor, address in enumerate(addresses):
+            card = self.proc / "driver/nvidia/gpus" / address
+            card.mkdir(parents=True)
+            (card / "information").write_text(
+                f"Model: \t\t NVIDIA X\nGPU UUID: \t GPU-{minor}\nDevice Minor: \t {minor}\n"
+            )
+
     def options(self, *sets: str) -> tuple[str, ...]:
         """Give the options that make a supervisor look here."""
         keys = ("memory.mode=unified", f"memory.proc={self.proc}", f"memory.kernel_log={self.kernel_log}", *sets)

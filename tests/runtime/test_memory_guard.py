@@ -133,8 +133,20 @@ class Memory:
         """See what it is aimed at."""
         list(processes)
 
-    def kernel_said(self, pids: Any) -> str:
+    def read_kernel_log(self) -> None:
+        """Read nothing."""
+
+    def devices_in(self, _pids: Any) -> frozenset[int]:
+        """Find no device."""
+        return frozenset()
+
+    def devices_seen(self, minors: frozenset[int]) -> None:
+        """Take what was found."""
+        assert minors == frozenset()
+
+    def kernel_said(self, pids: Any, began: float, over: float) -> str:
         """Give the kernel's line about these processes."""
+        assert began <= over
         return f"Out of memory: Killed process {min(pids)} (engine)"
 
 

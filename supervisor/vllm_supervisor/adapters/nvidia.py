@@ -9,11 +9,15 @@ Sources: /proc/driver/nvidia/gpus/*/information, nvidia-smi(1), NVML API referen
 """
 
 import importlib
+import os
 import subprocess
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vllm_supervisor.core.gpu_cards import Card
+from vllm_supervisor.core.kernel_lines import card_address
 from vllm_supervisor.core.memory_mode import Gpu, GpuFacts, memory_told
 
 SMI_WITHIN = 10.0  # seconds: the first call after a boot loads the driver
@@ -39,6 +43,41 @@ def _information(proc: Path) -> dict[str, dict[str, str]]:
             parts = (line.partition(":") for line in lines)
             found[path.parent.name] = {name.strip(): value.strip() for name, _, value in parts}
     return found
+
+
+def cards(proc: Path = Path("/proc")) -> tuple[Card, ...]:
+    """Return the cards the driver shows in /proc."""
+    found = []
+    for name, fields in _information(proc).items():
+        minor = fields.get("Device Minor", "")
+        with suppress(ValueError):  # a directory that is no address
+            address = card_address(name)
+            number = int(minor) if minor.isdigit() else None
+            found.append(Card(address, number, fields.get("GPU UUID", ""), fields.get("Model", "")))
+    return tuple(found)
+
+
+def present(dev: Path = Path("/dev")) -> frozenset[int]:
+    """Return the minors of the device files that are here: a container sees only those of its own cards."""
+    return frozenset(minor for path in dev.glob("nvidia[0-9]*") if (minor := _minor(str(path))) is not None)
+
+
+def opened(pids: Iterable[int], proc: Path = Path("/proc")) -> frozenset[int]:
+    """Return the minors of the devices these processes hold open now; call it in a thread, as `Segments.find`."""
+    found = set()
+    for pid in pids:
+        with suppress(OSError):
+            for fd in os.listdir(proc / f"{pid}/fd"):  # noqa: PTH208 - names alone are wanted
+                with suppress(OSError):
+                    target = os.readlink(proc / f"{pid}/fd/{fd}")  # noqa: PTH115 - the bare text is compared
+                    if (minor := _minor(target)) is not None:
+                        found.add(minor)
+    return frozenset(found)
+
+
+def _minor(path: str) -> int | None:
+    number = path.rpartition("/nvidia")[2] if "/nvidia" in path else ""
+    return int(number) if number.isdigit() else None
 
 
 def ask(environ_path: str) -> GpuFacts:

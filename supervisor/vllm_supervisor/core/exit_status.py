@@ -41,8 +41,8 @@ class ExitEvidence:
     """What was seen around the end; every part may be missing.
 
     `first_error`: the first error block of the incarnation. `died_first`: names of members that were gone before the
-    main process. `oom_kills`: rise of `oom_kill` in the engine's cgroup during its life. `kernel_log`: kernel lines
-    about the engine's processes or GPUs during its life. `shm_used`: share of /dev/shm in use, 0 to 1.
+    main process. `oom_kills`: rise of `oom_kill` in the engine's cgroup during its life. `kernel_log`: the
+    kernel's lines that are evidence about this end (core/kernel_lines.py). `shm_used`: share of /dev/shm in use, 0 to 1.
     """
 
     alive_s: float | None = None
@@ -175,11 +175,21 @@ def _row(raw: int, phase: StartPhase, evidence: ExitEvidence) -> _Row:
 
 
 def _signature(phase: StartPhase, evidence: ExitEvidence) -> Signature | None:
-    """Find the root: an exact kernel line, else what the engine printed, else a kernel line that only names a family."""
+    """Find the root: what the engine itself named; else what the kernel said, if the engine named nothing of its own.
+
+    | the engine's first error | kernel: card lost | kernel: anything else |
+    |---|---|---|
+    | an exact row | the engine's | the engine's |
+    | no row, or that of a family | the kernel's | the engine's |
+    | only that something died, or none | the kernel's | the kernel's |
+    """
+    own = match(evidence.first_error, phase)
     kernel = match(evidence.kernel_log, phase, kernel=True)
-    if kernel and not kernel.general:
-        return kernel
-    return match(evidence.first_error, phase) or kernel
+    if kernel is None or (own and not own.general):
+        return own
+    quoted = _quote(evidence.first_error, StartPhase.LOADING)
+    named = quoted != "" and not is_wrapper(quoted) and not (own and own.cause is Cause.PART_DIED)
+    return own if named and not kernel.outside_only else kernel
 
 
 def _outlook(

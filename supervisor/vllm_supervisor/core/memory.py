@@ -4,12 +4,13 @@ Rules:
 * MemAvailable is the measure. A driver's allocations show in no process and no cgroup; page cache is not in the way.
 * `floor` is the end of the engine: at or below it; within twice of it and so fast that the next look would find half of it
   gone (higher up a fall may be a KV cache taken in one go, which ends where it should); stalls (PSI full) below `low`; or
-  a driver that says NV_ERR_NO_MEMORY, which it did with 22 GiB still called available.
+  a driver that says NV_ERR_NO_MEMORY while memory is tight: below `low` and not at rest there, or falling to the floor
+  from just above it. By itself that line means nothing: it stands in successful starts, and on machines at rest.
 * `low` closes admission, and acts only while memory falls: below the level `low`, or `horizon` seconds before the floor.
   When no new minimum comes for `steady` seconds the level is taken as normal for this machine, until it falls further.
 * A look decides from numbers alone; the sentence is made afterwards, because the kill comes first.
 Bytes and monotonic seconds. Sources of the figures: vllm-project/vllm/issues/56824 (29 → 2.5 GiB in 9 s, 23.8 → 6.3 GiB
-in 5 s, the driver's message), systemd-oomd (60 % of stall as the mark of a machine that gets nothing done).
+in 5 s; the driver's message in three of three starts that succeeded), systemd-oomd (60 % of stall as the mark of a machine that gets nothing done).
 """
 
 from dataclasses import dataclass, replace
@@ -67,6 +68,7 @@ class GuardPolicy:
     still: float = 0.001  # what counts as a new minimum while low
     further: float = 0.005  # how much more than the normal level must be gone to be low again
     stall: float = 60.0  # PSI full avg10 that counts as floor below the level `low`
+    driver_counts: float = 5.0  # seconds for which the driver's NV_ERR_NO_MEMORY is evidence
 
     def floor_bytes(self, total: int) -> int:
         """The floor of a machine with `total` bytes."""
@@ -99,18 +101,21 @@ class GuardState:
     minimum_at: float = 0.0
     settled: int | None = None
     driver_out: int | None = None
+    driver_at: float | None = None  # when the driver last said that it found no memory
+    tight_at: float | None = None  # when memory was last low or about to be
 
 
 def step(state: GuardState, reading: Reading, policy: GuardPolicy) -> GuardState:
     """Take one look; `level` and `crossing` of what is returned say what it means."""
-    crossing = _crossing(state, reading, policy)
     first = not state.recent
-    state = replace(
-        state,
-        crossing=crossing,
-        recent=(*state.recent[1 - _KEPT :], (reading.at, reading.available)),
-        driver_out=reading.driver_out,
-    )
+    said = state.driver_out is not None and reading.driver_out > state.driver_out
+    state = replace(state, driver_out=reading.driver_out, driver_at=reading.at if said else state.driver_at)
+    fast = _too_fast(state, reading, policy)
+    state = replace(state, recent=(*state.recent[1 - _KEPT :], (reading.at, reading.available)))
+    if not first and _tight(state, reading, policy):
+        state = replace(state, tight_at=reading.at)
+    crossing = _crossing(state, reading, policy, fast=fast)
+    state = replace(state, crossing=crossing)
     if crossing is not None:
         return _enter(state, Level.FLOOR, reading)
     low, back = policy.low_bytes(reading.total), policy.back_bytes(reading.total)
@@ -123,20 +128,44 @@ def step(state: GuardState, reading: Reading, policy: GuardPolicy) -> GuardState
     return _recovering(state, reading, policy)
 
 
-def _crossing(state: GuardState, reading: Reading, policy: GuardPolicy) -> Crossing | None:
-    if state.driver_out is not None and reading.driver_out > state.driver_out:
-        return Crossing.DRIVER
-    floor = policy.floor_bytes(reading.total)
-    if reading.available <= floor:
+def _crossing(state: GuardState, reading: Reading, policy: GuardPolicy, *, fast: bool) -> Crossing | None:
+    """Say which rule finds the floor in a look that `state` holds already; `fast`: the next one would be too late."""
+    if reading.available <= policy.floor_bytes(reading.total):
         return Crossing.LEVEL
-    if state.recent:
-        at, available = state.recent[-1]
-        fall = (available - reading.available) * min(1.0, policy.interval / max(reading.at - at, 1e-3))
-        if fall > 0 and reading.available <= 2 * floor and reading.available - fall < floor / 2:
-            return Crossing.FAST
+    if fast:
+        return Crossing.FAST
+    said = state.driver_at is not None and reading.at - state.driver_at <= policy.driver_counts
+    if said and state.tight_at == reading.at:
+        return Crossing.DRIVER
     if reading.stalled is not None and reading.stalled >= policy.stall:
         return Crossing.STALLED if reading.available <= policy.low_bytes(reading.total) else None
     return None
+
+
+def _too_fast(state: GuardState, reading: Reading, policy: GuardPolicy) -> bool:
+    if not state.recent:
+        return False
+    floor = policy.floor_bytes(reading.total)
+    at, available = state.recent[-1]
+    fall = (available - reading.available) * min(1.0, policy.interval / max(reading.at - at, 1e-3))
+    return fall > 0 and reading.available <= 2 * floor and reading.available - fall < floor / 2
+
+
+def _tight(state: GuardState, reading: Reading, policy: GuardPolicy) -> bool:
+    """Whether the driver's word would count: below low and not at rest there, or falling to the floor from just above."""
+    if reading.available > policy.back_bytes(reading.total):
+        return False
+    left = time_to_floor(state, reading, policy)
+    if left is not None and left <= policy.horizon:
+        return True
+    return _below_low(state, reading, policy)
+
+
+def _below_low(state: GuardState, reading: Reading, policy: GuardPolicy) -> bool:
+    """Whether memory is below low, and below what was found to be this machine's normal level there."""
+    if reading.available > policy.low_bytes(reading.total):
+        return False
+    return state.settled is None or reading.available <= state.settled - policy.further * reading.total
 
 
 def _falls(state: GuardState, reading: Reading, policy: GuardPolicy) -> bool:
@@ -144,9 +173,7 @@ def _falls(state: GuardState, reading: Reading, policy: GuardPolicy) -> bool:
     left = time_to_floor(state, reading, policy)
     if left is not None and left <= policy.horizon:
         return True
-    if reading.available > policy.low_bytes(reading.total):
-        return False
-    return state.settled is None or reading.available <= state.settled - policy.further * reading.total
+    return _below_low(state, reading, policy)
 
 
 def _recovering(state: GuardState, reading: Reading, policy: GuardPolicy) -> GuardState:
@@ -203,7 +230,9 @@ def tell(state: GuardState, reading: Reading, policy: GuardPolicy) -> str:
         case Crossing.STALLED:
             return f"memory stalls everything for {reading.stalled or 0:.0f} % of the time (PSI full): {have}"
         case Crossing.DRIVER:
-            return f"the GPU driver found no memory (NV_ERR_NO_MEMORY in the kernel log): {have}{falling}"
+            return (
+                f"the GPU driver found no memory (NV_ERR_NO_MEMORY in the kernel log) while it is low: {have}{falling}"
+            )
     if state.level is Level.LOW:
         return f"memory is low: {have}, low {gib(low)}, floor {gib(floor)}{falling}"
     return f"memory is back to normal: {have}"

@@ -118,8 +118,9 @@ class Incarnation:
                 watchers.start_soon(self._watch_words)
                 raw = await self.body.child.wait()
                 watchers.cancel_scope.cancel()
-            self._ended_at = clock.monotonic()
             self._goes()
+            self._ended_at = clock.monotonic()
+            self._memory.read_kernel_log()  # so that its lines get the right stamps
             self._memory.hear()  # if the guard killed it, that is to be known before the end it made
             self._tell(facts.Exited(raw))
             self._over.set()
@@ -175,7 +176,7 @@ class Incarnation:
         return ExitEvidence(
             first_error="" if block is None else "\n".join(block.lines),
             oom_kills=killed if isinstance(killed, int) else 0,
-            kernel_log=self._memory.kernel_said(pids),
+            kernel_log=self._memory.kernel_said(pids, self.going_since, self._ended_at or clock.monotonic()),
             unified_memory=self._memory.on,
             shm_used=None if space is None or not space.total else 1 - space.available / space.total,
         )
@@ -217,6 +218,7 @@ class Incarnation:
         self._hold()
         members = self.body.tree.look()
         self._memory.engine_seen(member.id for member in members if not member.dead)
+        self._memory.read_kernel_log()
         for member in members:
             if member.id not in self._watched and member.id != self.body.child.id and member.name.startswith(TITLES):
                 self._watched[member.id] = member.name
@@ -230,16 +232,20 @@ class Incarnation:
                 self._tell(facts.LoadProgressed(cpu_only=sign is Sign.CPU))
 
     async def _watch_segments(self) -> None:
-        """Note the shared memory in its processes' hands, also just after it became ready."""
+        """Note the shared memory and the GPUs in its processes' hands, also just after it became ready."""
         while True:
             # Without a thread they are left: the look may take a second, and all requests would wait for it.
-            found = await in_thread(self._segments.find, self._living, instead=dict[str, int])
+            found, devices = await in_thread(self._in_their_hands, self._living, instead=_nothing_seen)
             self._segments.note(found)
+            self._memory.devices_seen(devices)
             if self.ready:
                 await trio.sleep(SEGMENTS_EVERY)
             else:
                 with trio.move_on_after(LOOK_EVERY):
                     await self._became_ready.wait()
+
+    def _in_their_hands(self, pids: Sequence[int]) -> tuple[dict[str, int], frozenset[int]]:
+        return self._segments.find(pids), self._memory.devices_in(pids)
 
     async def _watch_member(self, member: Member) -> None:
         await processes.watch(member.id)
@@ -306,3 +312,8 @@ async def _ask(address: Address, readiness: Readiness) -> ReadyResult:
     if reply.ok or reply.status in NO_HEALTH_PATH:
         return ReadyResult(ReadyCheck.UNPROVEN, "no first request was asked for: engine.ready_probe is off")
     return ReadyResult(ReadyCheck.NOT_HEALTHY, "the engine listens, but is not healthy", reply.status)
+
+
+def _nothing_seen() -> tuple[dict[str, int], frozenset[int]]:
+    """Stand in for a look that there is no thread for."""
+    return {}, frozenset()

@@ -8,18 +8,18 @@ Rules:
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
-from vllm_supervisor.adapters import clock, last_ditch, page_cache
+from vllm_supervisor.adapters import clock, last_ditch, nvidia, page_cache
 from vllm_supervisor.adapters.kernel_log import KernelLog
 from vllm_supervisor.adapters.kill_list import KillList
 from vllm_supervisor.adapters.memory import MemoryReader
 from vllm_supervisor.adapters.threads import in_thread
-from vllm_supervisor.core import facts, kernel_lines, memory_gate, memory_mode, memory_view
+from vllm_supervisor.core import facts, gpu_cards, kernel_lines, memory_gate, memory_mode, memory_view
 from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.lifecycle import Node, State
@@ -48,6 +48,7 @@ class MemoryWorld:
     evidence_log: KernelLog  # for what is read about an ended engine
     kill_list: KillList
     ask_driver: Callable[[], GpuFacts]
+    engine_environ: Mapping[str, str]  # what says which cards an engine may use
     proc: Path
     evict: Path | None  # the model's files, if their page cache is to be given back before a start
     drop_caches: bool
@@ -80,6 +81,8 @@ class MemoryKeeper:
         self._told = 0  # the incarnation whose end by the guard was told
         self._level = Level.NORMAL
         self._before: int | None = None  # available before the last engine
+        self._cards: tuple[gpu_cards.Card, ...] = ()
+        self._opened: frozenset[int] = frozenset()  # device files of cards in the engine's hands so far
         self._history: deque[tuple[float, int]] = deque(maxlen=HISTORY_KEPT)
 
     @property
@@ -162,6 +165,7 @@ class MemoryKeeper:
 
     def engine_began(self, incarnation: int, main: ProcessId, group: Path | None) -> None:
         """Aim at a new engine, and have the kernel prefer it."""
+        self._cards, self._opened = nvidia.cards(self._world.proc), frozenset()
         if self._guard is None:
             return
         self._guard.minimum = None
@@ -174,13 +178,36 @@ class MemoryKeeper:
         if self._guard is not None:
             self._world.kill_list.aim(processes)
 
+    def read_kernel_log(self) -> None:
+        """Read what the kernel has said by now; every few seconds, so that each line gets the right stamp."""
+        self._world.evidence_log.look()
+
+    def devices_in(self, pids: Iterable[int]) -> frozenset[int]:
+        """Return which cards' device files these processes hold open; to be called in a thread."""
+        return nvidia.opened(pids) if self._cards else frozenset()
+
+    def devices_seen(self, minors: frozenset[int]) -> None:
+        """Remember what `devices_in` has found."""
+        self._opened |= minors
+
     def engine_gone(self) -> None:
         """Aim at nobody."""
         self._world.kill_list.clear()
 
-    def kernel_said(self, pids: Collection[int]) -> str:
-        """Return the kernel's lines about the GPU driver and about `pids` since the last call."""
-        return kernel_lines.about(self._world.evidence_log.take(), pids)
+    def kernel_said(self, pids: Iterable[int], began: float, over: float) -> str:
+        """Return the kernel's lines since the last call that are evidence about an end (core/kernel_lines.py).
+
+        `began` and `over` are monotonic seconds: our first signal or its death, and its death.
+        """
+        world, guard = self._world, self._guard
+        end = kernel_lines.End(
+            began,
+            over,
+            frozenset(pids) if world.evidence_log.our_pids else frozenset(),
+            gpu_cards.used(self._cards, world.engine_environ, opened=self._opened, present=nvidia.present()),
+            None if guard is None else guard.state.tight_at,
+        )
+        return kernel_lines.evidence(world.evidence_log.take(), end)
 
     # -- the launch gate ---------------------------------------------------------------------------------------------
 
