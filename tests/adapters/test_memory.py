@@ -307,6 +307,22 @@ def test_nvml_is_asked_defensively(monkeypatch: pytest.MonkeyPatch, memory: obje
     assert nvidia.by_nvml().problem == "Driver Not Loaded"
 
 
+def test_the_gpu_memory_of_each_process(tmp_path: Path) -> None:
+    """Summed over cards by pid; [N/A] is left out; where the driver shows no GPU nobody is asked."""
+    printed = "4089, 1024\n4089, 512\n77, [N/A]\n[Insufficient Permissions], 5\n\nno line\n"
+    assert nvidia.parse_processes(printed) == {4089: 1536 << 20}
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 4089, 3\n")
+    tool.chmod(0o700)
+    search = f"{tmp_path}:{os.defpath}"
+    assert nvidia.process_memory(search, tmp_path) == {}
+    gpu = tmp_path / "driver/nvidia/gpus/0000:01:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "information").write_text("Model: X\n")
+    assert nvidia.process_memory(search, tmp_path) == {4089: 3 << 20}
+    assert nvidia.process_memory(str(tmp_path / "none"), tmp_path) == {}
+
+
 def test_a_driver_that_cannot_be_asked_is_a_sentence(tmp_path: Path) -> None:
     """No package and no nvidia-smi, or one that fails: the facts say so."""
     assert "not installed" in nvidia.by_nvml("no_such_package").problem

@@ -52,6 +52,29 @@ def test_a_person_skips_the_backoff_and_not_the_gate() -> None:
     assert life.state.node is Node.GATING
 
 
+def test_a_persons_restart_measures_by_the_level_of_now() -> None:
+    """While it waits at the gate, and when it is parked; the engine that comes of it is judged like any other."""
+    life = served()
+    life.crash()
+    life.fire()
+    assert (life.state.node, life.state.measure_now) == (Node.GATING, False)
+    life.tell(facts.RestartRequested("pid 1", "beside the other"))
+    assert life.state.measure_now
+    life.tell(facts.MemoryBack())
+    assert (life.state.node, life.state.measure_now) == (Node.STARTING, False)
+    life = Life(policy=GATED)
+    life.tell(facts.Began(), facts.SweepDone(), facts.MemoryShort("short", lost=True))
+    life.tell(facts.RestartRequested("pid 1", "beside the other"), facts.SweepDone())
+    assert (life.state.node, life.state.measure_now) == (Node.GATING, True)
+
+
+def test_a_restart_of_a_serving_engine_waits_for_the_level_of_before() -> None:
+    """Its memory is on its way back: what is there at that moment is no measure."""
+    life = served()
+    life.tell(facts.RestartRequested("pid 1", "now"))
+    assert not life.state.measure_now
+
+
 @pytest.mark.parametrize(("lost", "status"), [(True, 75), (False, 78)])
 def test_memory_that_does_not_come_back_parks_with_the_numbers(lost: bool, status: int) -> None:
     """The gate's words are the problem that is shown; ended instead of parked, the status tells a reboot from a mend."""

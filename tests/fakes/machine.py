@@ -45,6 +45,13 @@ class Machine:
                 f"Model: \t\t NVIDIA X\nGPU UUID: \t GPU-{minor}\nDevice Minor: \t {minor}\n"
             )
 
+    def has_process(self, pid: int, *words: str, gib: float) -> None:
+        """Put a process into /proc that holds so much; its environment may not be read."""
+        home = self.proc / str(pid)
+        home.mkdir()
+        (home / "cmdline").write_text("".join(f"{word}\0" for word in words))
+        (home / "status").write_text(f"Name:\t{words[0][:15]}\nPPid:\t1\nRssAnon:\t{int(gib * (1 << 20))} kB\n")
+
     def options(self, *sets: str) -> tuple[str, ...]:
         """Give the options that make a supervisor look here."""
         keys = ("memory.mode=unified", f"memory.proc={self.proc}", f"memory.kernel_log={self.kernel_log}", *sets)

@@ -141,6 +141,46 @@ def test_memory_that_never_comes_back_parks_with_the_numbers(start_mock: StartMo
     assert not spawned(supervisor, 2)
 
 
+def test_an_engine_starts_beside_a_model_that_moved_in(start_mock: StartMock, machine: Machine) -> None:
+    """110 GiB before, 70 since another program holds 38: the neighbour is named, and the engine starts with what there is."""
+    machine.available(110.0)
+    supervisor, client = start_mock(before=machine.options("restart.backoff=50ms"))
+    supervisor.until(client.is_ready, within=15.0, what="ready")
+    machine.available(70.0)
+    machine.has_process(4089, "VLLM::EngineCore", gib=38.2)
+    psutil.Process(events(supervisor, "spawned")[0]["pid"]).kill()
+    supervisor.until(lambda: spawned(supervisor, 2), within=20.0, what="the next engine")
+    said = events(supervisor, "memory_below")[0]["sentence"]
+    assert said.startswith("70.0 GiB available, 107.6 GiB wanted")
+    assert said.endswith("it starts with that; held by VLLM::EngineCore (pid 4089, 38.2 GiB)")
+    supervisor.until(client.is_ready, within=15.0, what="ready again")
+
+
+def test_a_restart_takes_the_level_of_now(start_mock: StartMock, machine: Machine, account: Account) -> None:
+    """Parked for want of memory; 12 of 120 GiB are above low, and who asks for a restart gets one."""
+    supervisor, client = start_mock(before=machine.options("restart.backoff=50ms", "memory.gate_timeout=500ms"))
+    supervisor.until(client.is_ready, within=15.0, what="ready")
+    machine.available(6.0)
+    supervisor.until_said('"parked"', within=10.0)
+    machine.available(12.0)
+    supervisor.until(lambda: seen(client, 12.0), within=5.0, what="12 GiB seen")
+    assert account.tool("restart", "--reason", "beside the other").returncode == 0
+    supervisor.until(client.is_ready, within=20.0, what="ready again")
+
+
+def test_a_vllm_server_without_a_supervisor_is_warned_of(start_mock: StartMock, machine: Machine) -> None:
+    """Name, pid, port and memory stand in one line at the start; an engine of a supervisor is not warned of."""
+    machine.has_process(4089, "vllm", "serve", "m", "--port", "9", gib=3.0)
+    machine.has_process(4090, "vllm", "serve", "m", "--uds", "/run/x/engine-0a1b2c3d-1.sock", gib=3.0)
+    supervisor, client = start_mock(before=machine.options())
+    supervisor.until(client.is_ready, within=15.0, what="ready")
+    said = [line["sentence"] for line in events(supervisor, "bare_vllm")]
+    assert len(said) == 1
+    assert said[0].startswith(
+        "vllm serve (pid 4089, port 9, 3.0 GiB) runs on this machine without a supervisor; stop it"
+    )
+
+
 def test_low_memory_refuses_new_work_and_lets_open_work_finish(start_mock: StartMock, machine: Machine) -> None:
     """Falling below 9 %: a new request reads memory_pressure, readiness is off, the open stream ends with [DONE]."""
     supervisor, client = start_mock(before=machine.options())

@@ -11,7 +11,7 @@ Sources: /proc/driver/nvidia/gpus/*/information, nvidia-smi(1), NVML API referen
 import importlib
 import os
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -119,12 +119,53 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     return Gpu(name, int(memory.total) or memory_told("0"), int(memory.used))
 
 
+def process_memory(environ_path: str, proc: Path = Path("/proc")) -> dict[int, int]:
+    """Return the GPU memory of each process in bytes, as far as the driver tells; asked only where it shows a GPU. Blocks."""
+    if not _information(proc):
+        return {}
+    with suppress(Exception):  # NVML's errors have no common type across versions
+        return _processes_by_nvml()
+    query = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
+    answer = _smi(query, environ_path)
+    return {} if isinstance(answer, GpuFacts) else parse_processes(answer)
+
+
+def _processes_by_nvml(package: str = "pynvml") -> dict[int, int]:
+    nvml: Any = importlib.import_module(package)
+    nvml.nvmlInit()
+    found: dict[int, int] = {}
+    try:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                found[one.pid] = found.get(one.pid, 0) + (one.usedGpuMemory or 0)
+    finally:
+        with suppress(Exception):
+            nvml.nvmlShutdown()
+    return found
+
+
+def parse_processes(text: str) -> dict[int, int]:
+    """Read `pid, used_memory` (MiB) lines; a process on several cards is the sum, one without a number is left out."""
+    found: dict[int, int] = {}
+    for line in text.splitlines():
+        pid, _, used = (word.strip() for word in line.partition(","))
+        if pid.isdigit() and used.isdigit():
+            found[int(pid)] = found.get(int(pid), 0) + int(used) * _MIB
+    return found
+
+
 def by_smi(environ_path: str) -> GpuFacts:
     """Ask nvidia-smi."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used", "--format=csv,noheader,nounits"]
+    query = ("--query-gpu=name,memory.total,memory.used", "--format=csv,noheader,nounits")
+    answer = _smi(query, environ_path)
+    return answer if isinstance(answer, GpuFacts) else parse_smi(answer)
+
+
+def _smi(query: Sequence[str], environ_path: str) -> str | GpuFacts:
     try:
         done = subprocess.run(
-            query,
+            ["nvidia-smi", *query],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -134,7 +175,7 @@ def by_smi(environ_path: str) -> GpuFacts:
         )
     except (OSError, subprocess.SubprocessError) as fault:
         return GpuFacts(None, "nvidia-smi", _short(fault))
-    return parse_smi(done.stdout.decode("utf-8", "replace"))
+    return done.stdout.decode("utf-8", "replace")
 
 
 def _short(fault: Exception) -> str:

@@ -175,7 +175,7 @@ def restart_now(state: State, fact: facts.RestartRequested, moment: Moment, poli
 @on(Node.PARKED, Node.UNKILLABLE, fact=facts.RestartRequested, to=(Node.SWEEPING,))
 def restart_parked(state: State, fact: facts.RestartRequested, _moment: Moment, _policy: Policy) -> Step:
     """A person has mended something: begin with a clean tally, and prove again that nothing is left."""
-    state = replace(state, node=Node.SWEEPING, tally=restart.pardoned(state.tally))
+    state = replace(state, node=Node.SWEEPING, tally=restart.pardoned(state.tally), measure_now=True)
     return state, [
         asked_restart(fact),
         orders.ClearTimer(Timer.BACKOFF),
@@ -184,9 +184,13 @@ def restart_parked(state: State, fact: facts.RestartRequested, _moment: Moment, 
     ]
 
 
-@on(
-    Node.SWEEPING, Node.GATING, Node.LOSING, Node.EXAMINING, Node.TERMINATING, Node.KILLING, fact=facts.RestartRequested
-)
+@on(Node.GATING, fact=facts.RestartRequested)
+def restart_gated(state: State, fact: facts.RestartRequested, _moment: Moment, _policy: Policy) -> Step:
+    """A person sees what holds the memory, and wants the engine beside it."""
+    return replace(state, tally=restart.pardoned(state.tally), measure_now=True), [asked_restart(fact)]
+
+
+@on(Node.SWEEPING, Node.LOSING, Node.EXAMINING, Node.TERMINATING, Node.KILLING, fact=facts.RestartRequested)
 def restart_instead(state: State, fact: facts.RestartRequested, _moment: Moment, _policy: Policy) -> Step:
     """An engine is going anyway; after it the next one starts with fresh budgets, as a person's order gives them."""
     return replace(state, tally=restart.pardoned(state.tally)), [asked_restart(fact)]

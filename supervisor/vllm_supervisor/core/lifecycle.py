@@ -156,6 +156,7 @@ class State:
     public_problem: str = ""  # the same for clients: class and remedy, and nothing that the engine printed
     give_up_status: int | None = None  # our exit status when giving up ends us
     unkillable: bool = False
+    measure_now: bool = False  # a person asked for the next start: the memory of now is its measure
 
     @property
     def phase(self) -> Phase:

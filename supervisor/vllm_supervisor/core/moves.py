@@ -40,6 +40,7 @@ def spawn(state: State, moment: Moment, policy: Policy) -> Step:
         problem="",
         public_problem="",
         kill_at=None,
+        measure_now=False,
     )
     return state, [
         orders.OpenGate(ClosedReason.PARKED),

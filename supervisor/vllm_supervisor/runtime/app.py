@@ -232,6 +232,7 @@ def _memory(plan: Plan) -> MemoryWorld:
         evidence_log=KernelLog(Path(config.kernel_log)),
         kill_list=KillList(),
         ask_driver=partial(nvidia.ask, plan.environ.get("PATH", "")),
+        gpu_processes=partial(nvidia.process_memory, plan.environ.get("PATH", ""), proc),
         engine_environ={**plan.environ, **plan.config.engine.env},
         proc=proc,
         evict=page_cache.model_directory(model, plan.environ) if config.evict_page_cache else None,

@@ -7,6 +7,7 @@ Rules:
 * Whatever is not allowed to us (locked pages, a lower OOM score, the kernel log) is said once and does without.
 """
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,11 +16,12 @@ from pathlib import Path
 import trio
 
 from vllm_supervisor.adapters import clock, last_ditch, nvidia, page_cache
+from vllm_supervisor.adapters import neighbours as proc_neighbours
 from vllm_supervisor.adapters.kernel_log import KernelLog
 from vllm_supervisor.adapters.kill_list import KillList
 from vllm_supervisor.adapters.memory import MemoryReader
 from vllm_supervisor.adapters.threads import in_thread
-from vllm_supervisor.core import facts, gpu_cards, kernel_lines, memory_gate, memory_mode, memory_view
+from vllm_supervisor.core import facts, gpu_cards, kernel_lines, memory_gate, memory_mode, memory_view, neighbours
 from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.facts import Fact
 from vllm_supervisor.core.lifecycle import Node, State
@@ -32,6 +34,7 @@ from vllm_supervisor.core.words import ClosedReason
 from vllm_supervisor.runtime.memory_guard import GuardThread
 
 ASK_WITHIN = 15.0  # seconds for the GPU's driver to say what it has
+NEIGHBOURS_EVERY = 5.0
 HISTORY_EVERY = 10.0
 HISTORY_KEPT = 60  # ten minutes
 
@@ -48,6 +51,7 @@ class MemoryWorld:
     evidence_log: KernelLog  # for what is read about an ended engine
     kill_list: KillList
     ask_driver: Callable[[], GpuFacts]
+    gpu_processes: Callable[[], dict[int, int]]  # bytes by pid, as the driver tells; to be called in a thread
     engine_environ: Mapping[str, str]  # what says which cards an engine may use
     proc: Path
     evict: Path | None  # the model's files, if their page cache is to be given back before a start
@@ -81,6 +85,7 @@ class MemoryKeeper:
         self._told = 0  # the incarnation whose end by the guard was told
         self._level = Level.NORMAL
         self._before: int | None = None  # available before the last engine
+        self._neighbours: tuple[neighbours.Neighbour, ...] = ()  # who holds most while a start waits
         self._cards: tuple[gpu_cards.Card, ...] = ()
         self._opened: frozenset[int] = frozenset()  # device files of cards in the engine's hands so far
         self._history: deque[tuple[float, int]] = deque(maxlen=HISTORY_KEPT)
@@ -92,6 +97,7 @@ class MemoryKeeper:
 
     async def run(self) -> None:
         """Find out what this machine is; where it is to be guarded, guard it until cancelled."""
+        self._nursery.start_soon(self._warn_of_servers)
         if self.mode is None:
             self.mode = await self._ask()
         self._say("memory_guard", self.mode.sentence)
@@ -219,24 +225,33 @@ class MemoryKeeper:
         await self._known.wait()
         if self._guard is not None:
             await self._give_back_cache()
-        since = clock.monotonic()
+        async with trio.open_nursery() as nursery:
+            await self._wait_at_the_gate(until, nursery)
+            nursery.cancel_scope.cancel()
+        self.waiting = None
+
+    async def _wait_at_the_gate(self, until: float, nursery: trio.Nursery) -> None:
+        since, still = clock.monotonic(), None
         said = False
+        self._neighbours = ()
         while self._state().node is Node.GATING:
             reading = None if self._guard is None else self._guard.reading
             if reading is None:  # nobody guards here, or the files cannot be read: then nothing is known
                 self._tell(facts.MemoryBack())
                 return
-            answer = memory_gate.decide(reading, self._before, self._world.policy, since=since, until=until)
-            match answer:
-                case memory_gate.Open():
-                    self._before, self.waiting = reading.available, None
-                    if said:
+            still = memory_gate.follow(still, reading)
+            wait = memory_gate.Wait(since, until, self._before, self._state().measure_now, self._neighbours)
+            match memory_gate.decide(reading, wait, still, self._world.policy):
+                case memory_gate.Open(note):
+                    self._before = reading.available
+                    if note:
+                        self._say("memory_below", note, "warning")
+                    elif said:
                         waited = f"{gib(reading.available)} available after {clock.monotonic() - since:.1f} s"
                         self._say("memory_back", f"memory is back: {waited}")
                     self._tell(facts.MemoryBack())
                     return
                 case memory_gate.TooLittle(sentence, lost):
-                    self.waiting = None
                     self._tell(facts.MemoryShort(sentence, lost))
                     return
                 case memory_gate.Waiting(sentence):
@@ -244,8 +259,26 @@ class MemoryKeeper:
                     if not said:
                         said = True
                         self._say("memory_wait", sentence, "warning")
+                        nursery.start_soon(self._watch_neighbours)
             await trio.sleep(self._world.policy.interval)
-        self.waiting = None
+
+    async def _watch_neighbours(self) -> None:
+        """Keep in mind who holds memory while a start waits for it."""
+        while True:
+            processes, on_gpu = await trio.to_thread.run_sync(self._look_around, abandon_on_cancel=True)
+            self._neighbours = neighbours.biggest(processes, os.getpid(), on_gpu)
+            await trio.sleep(NEIGHBOURS_EVERY)
+
+    async def _warn_of_servers(self) -> None:
+        """Say once which vLLM servers run here that nobody supervises: they take the memory, or the port, of ours."""
+        processes, on_gpu = await trio.to_thread.run_sync(self._look_around, abandon_on_cancel=True)
+        for server in neighbours.bare_servers(processes, os.getpid(), on_gpu):
+            self._say(
+                "bare_vllm", f"{server} runs on this machine without a supervisor; {neighbours.REMEDY}", "warning"
+            )
+
+    def _look_around(self) -> tuple[list[neighbours.Process], dict[int, int]]:
+        return proc_neighbours.look(self._world.proc), self._world.gpu_processes()
 
     async def _give_back_cache(self) -> None:
         """Before a start: the model's files, or the whole cache, as configured."""
