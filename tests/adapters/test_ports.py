@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from vllm_supervisor.adapters import ports
 from vllm_supervisor.adapters.ports import listen
 from vllm_supervisor.core.address import TcpAddress, UnixAddress
 from vllm_supervisor.core.errors import SetupError
+from vllm_supervisor.core.neighbours import serve_arguments
 
 # A separate process that listens on port or path, so that its pid is not ours.
 HOLDER = (
@@ -51,6 +53,95 @@ def test_the_holder_of_a_port_is_named() -> None:
             assert caught.value.status == 78
             assert "--port" in str(caught.value)
             other.communicate("")
+
+
+# Binds as vLLM does before its load: with SO_REUSEADDR, and without listening.
+LOADER = (
+    "import socket, sys\n"
+    "s = socket.socket(socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET)\n"
+    "s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n"
+    "s.bind((sys.argv[1], int(sys.argv[2])))\n"
+    "print(s.getsockname()[1], flush=True)\n"
+    "sys.stdin.read()\n"
+)
+
+
+def loader(host: str, port: int = 0) -> subprocess.Popen[str]:
+    """Start a server that has bound its port and does not listen; it ends with its stdin."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-c", LOADER, host, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("127.0.0.1", ""), ("::1", "::1"), ("127.0.0.1", "::")],
+)
+def test_a_port_that_is_bound_and_not_listened_on_is_in_use(theirs: str, ours: str) -> None:
+    """A server in the middle of its load is refused like one that listens, with its pid and command."""
+    with loader(theirs) as other:
+        assert other.stdout
+        port = int(other.stdout.readline())
+        with pytest.raises(SetupError, match=rf"is bound by pid {other.pid} \(python.*does not listen yet") as caught:
+            listen(TcpAddress(ours, port))
+        assert caught.value.status == 78
+        other.communicate("")
+
+
+def test_a_port_bound_at_another_address_is_free() -> None:
+    """Two addresses of one machine do not clash."""
+    with loader("127.0.0.2") as other:
+        assert other.stdout
+        listen(TcpAddress("127.0.0.1", int(other.stdout.readline()))).close()
+        other.communicate("")
+
+
+def leave_a_connection() -> int:
+    """End a server whose last connection the kernel still remembers (TIME_WAIT); give its port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            accepted, _ = server.accept()
+            accepted.close()  # the server's end closes first, and so it is the one that waits
+            assert client.recv(1) == b""
+    return port
+
+
+def test_connections_of_a_server_that_has_ended_keep_no_port() -> None:
+    """A restart right after the end of the last server listens at once."""
+    port = leave_a_connection()
+    with pytest.raises(OSError, match="in use"), socket.socket() as plain:
+        plain.bind(("127.0.0.1", port))  # it is there: a bind without SO_REUSEADDR fails for it
+    listen(TcpAddress("127.0.0.1", port)).close()
+
+
+def test_a_loading_server_is_found_behind_such_connections() -> None:
+    """The kernel's tables show the old connections alone; the one that has bound the port is still named."""
+    port = leave_a_connection()
+    with loader("127.0.0.1", port) as other:
+        assert other.stdout
+        assert int(other.stdout.readline()) == port
+        with pytest.raises(SetupError, match=rf"is bound by pid {other.pid} "):
+            listen(TcpAddress("127.0.0.1", port))
+        other.communicate("")
+
+
+def test_a_kernel_that_lists_no_bound_sockets_still_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Linux 6.8: refused without the holder's name, or with it where a vLLM's command line names the port."""
+    monkeypatch.setattr(ports, "_BOUND_INACTIVE", 1 << 30)
+    with loader("127.0.0.1") as other:
+        assert other.stdout
+        port = int(other.stdout.readline())
+        with pytest.raises(SetupError, match="is bound by a process that this user may not see"):
+            listen(TcpAddress("127.0.0.1", port))
+        words = ["vllm", "serve", "m", "--port", str(port)]
+        # `sh -s` takes any words and reads its script from a pipe, which stays empty.
+        with subprocess.Popen(["vllm", "-s", *words[1:]], executable="/bin/sh", stdin=subprocess.PIPE) as vllm:
+            monkeypatch.setattr(ports, "serve_arguments", lambda line: serve_arguments(line.replace(b"\0-s\0", b"\0")))
+            with pytest.raises(SetupError, match=rf"is bound by pid {vllm.pid} \(vllm"):
+                listen(TcpAddress("127.0.0.1", port))
+            vllm.communicate(b"")
+        other.communicate("")
 
 
 def listening_six() -> subprocess.Popen[str]:

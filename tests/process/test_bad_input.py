@@ -30,6 +30,16 @@ def test_a_port_in_use_is_an_error_at_once_that_names_the_holder(account: Accoun
     account.expect_nothing_left()
 
 
+def test_a_port_that_a_loading_server_has_bound_is_in_use(account: Account) -> None:
+    """Bare vLLM binds its port long before it listens: one line names it, and no second engine is loaded beside it."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port = str(holder.getsockname()[1])
+        expect_one_line(account.start(*SERVE, "--port", port), 78, port, str(os.getpid()), "does not listen yet")
+    account.expect_nothing_left()
+
+
 def test_a_run_directory_that_cannot_be_made_is_named(account: Account) -> None:
     """A run directory below a plain file cannot be made by anyone, root included: the line names it."""
     blocked = account.home / "file" / "run"

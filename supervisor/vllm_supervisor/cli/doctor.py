@@ -16,6 +16,7 @@ from vllm_supervisor.adapters import (
     leftovers,
     lock,
     machine_facts,
+    nvidia,
     old_unit,
     outer_limit,
     ports,
@@ -25,6 +26,7 @@ from vllm_supervisor.adapters import (
     vllm_install,
     vllm_yaml,
 )
+from vllm_supervisor.adapters import neighbours as proc_neighbours
 from vllm_supervisor.cli import doctor_memory
 from vllm_supervisor.cli.finding import connect
 from vllm_supervisor.cli.planning import GlobalOptions, load_config
@@ -35,6 +37,7 @@ from vllm_supervisor.core import (
     doctor_rivals,
     doctor_units,
     migrate,
+    neighbours,
     vllm_args,
 )
 from vllm_supervisor.core.address import Address, TcpAddress, UnixAddress
@@ -45,6 +48,7 @@ from vllm_supervisor.core.doctor_engine import Installation
 from vllm_supervisor.core.doctor_machine import Machine
 from vllm_supervisor.core.doctor_units import UnitFacts
 from vllm_supervisor.core.errors import ConfigError, SetupError, UserError
+from vllm_supervisor.core.neighbours import Server
 from vllm_supervisor.core.plan import default_name
 from vllm_supervisor.core.vllm_args import VllmOptions
 
@@ -125,6 +129,7 @@ def examine(options: GlobalOptions, arguments: Sequence[str]) -> list[Finding]:
     instances = _instances(options, arguments, vllm, ours)
     findings += _rivals([where.port for where in instances.values() if isinstance(where, TcpAddress)])
     findings += _orphans(config)
+    findings += doctor_rivals.bare_servers(_bare_servers(Path(config.memory.proc), options.environ))
     return findings + doctor_machine.machine(_machine(options, config, instances, unit=bool(ours)))
 
 
@@ -226,6 +231,11 @@ def _orphans(config: Config) -> list[Finding]:
         [(f"{member.name} (pid {member.id.pid})", fate.value) for member, fate in survey.untold],
         sweeps=config.engine.sweep,
     )
+
+
+def _bare_servers(proc: Path, environ: Mapping[str, str]) -> Sequence[Server]:
+    on_gpu = nvidia.process_memory(environ.get("PATH", ""), proc)
+    return neighbours.bare_servers(proc_neighbours.look(proc), os.getpid(), on_gpu)
 
 
 def _rivals(served: Sequence[int]) -> list[Finding]:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from vllm_supervisor.core.doctor import Finding, Level, ok
+from vllm_supervisor.core.neighbours import REMEDY, Server
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,15 @@ def rivals(sources: Sequence[Source], ports: Sequence[int], off: Collection[str]
     used = (source for source in sources if unit_of(source) not in off)
     found = [finding for source in used if (finding := _judge(source, ports)) is not None]
     return found or [ok("rival", f"no rival watchdog among {len(sources)} cron files, units and scripts")]
+
+
+def bare_servers(servers: Sequence[Server]) -> list[Finding]:
+    """Name each vLLM server of this machine that no supervisor owns, whoever started it."""
+    why = "it takes the memory of the next engine, and vLLM binds its port long before it listens there"
+    return [
+        Finding(Level.WARNING, "bare_vllm", f"{server} runs on this machine without a supervisor", why, REMEDY)
+        for server in servers
+    ] or [ok("bare_vllm", "no vLLM server runs here without a supervisor")]
 
 
 def _judge(source: Source, ports: Sequence[int]) -> Finding | None:

@@ -265,13 +265,13 @@ class MemoryKeeper:
     async def _watch_neighbours(self) -> None:
         """Keep in mind who holds memory while a start waits for it."""
         while True:
-            processes, on_gpu = await trio.to_thread.run_sync(self._look_around, abandon_on_cancel=True)
+            processes, on_gpu = await in_thread(self._look_around, instead=_nobody)
             self._neighbours = neighbours.biggest(processes, os.getpid(), on_gpu)
             await trio.sleep(NEIGHBOURS_EVERY)
 
     async def _warn_of_servers(self) -> None:
         """Say once which vLLM servers run here that nobody supervises: they take the memory, or the port, of ours."""
-        processes, on_gpu = await trio.to_thread.run_sync(self._look_around, abandon_on_cancel=True)
+        processes, on_gpu = await in_thread(self._look_around, instead=_nobody)
         for server in neighbours.bare_servers(processes, os.getpid(), on_gpu):
             self._say(
                 "bare_vllm", f"{server} runs on this machine without a supervisor; {neighbours.REMEDY}", "warning"
@@ -319,3 +319,8 @@ class MemoryKeeper:
     def recent(self) -> list[dict[str, float | None]]:
         """The looks of the last minute, for an incident's bundle; empty where nobody guards."""
         return [] if self._guard is None else memory_view.looks(list(self._guard.recent), clock.monotonic())
+
+
+def _nobody() -> tuple[list[neighbours.Process], dict[int, int]]:
+    """Stand in for a look that there is no thread for."""
+    return [], {}
