@@ -104,19 +104,56 @@ def test_a_read_only_place_is_told() -> None:
         directories.prepare_run_directory(Path("/proc/self"))
 
 
-def test_what_is_not_ours_in_an_open_directory_is_not_trusted(short: Path) -> None:
-    """In a directory that everybody can write, a link or a directory others may write is refused."""
-    short.chmod(0o1777)
-    (short / "mine").mkdir(mode=0o700)
-    (short / "link").symlink_to(short / "mine")
+def test_what_others_can_write_is_refused(short: Path) -> None:
+    """A directory others can write, or one below it, is refused with the command that helps; nothing is made in it."""
     (short / "open").mkdir()
     (short / "open").chmod(0o777)
-    directories.prepare_state_directory(short / "mine" / "n")
-    for planted in ("link", "open"):
-        with pytest.raises(
-            SetupError, match=f"{planted} is not this user's own, in a directory open to all; set state_dir elsewhere"
-        ):
-            directories.prepare_state_directory(short / planted / "n")
+    for path in (short / "open", short / "open" / "n" / "m"):
+        with pytest.raises(SetupError) as caught:
+            directories.prepare_state_directory(path)
+        told = f"{short}/open can be written by everybody; chmod go-w {short}/open, or set state_dir to another"
+        assert told.replace("chmod go-w", "chmod o-w") in str(caught.value).replace("chmod go-w", "chmod o-w")
+        assert caught.value.status == 78
+    assert list((short / "open").iterdir()) == []
+    (short / "open").chmod(0o1777)  # as the temporary directory: what is ours in it is safe
+    directories.prepare_state_directory(short / "open" / "n" / "m")
+    with pytest.raises(SetupError, match="choose a directory below it"):
+        directories.prepare_run_directory(short / "open")
+
+
+def test_a_run_directory_is_closed_to_others(short: Path) -> None:
+    """One that others can enter or list is tightened; a state directory may be listed."""
+    for prepare, mode in ((directories.prepare_run_directory, 0o700), (directories.prepare_state_directory, 0o755)):
+        (short / "d").mkdir(exist_ok=True)
+        (short / "d").chmod(0o755)
+        prepare(short / "d")
+        assert stat.S_IMODE((short / "d").stat().st_mode) == mode
+
+
+def test_links_are_followed_and_their_targets_judged(short: Path) -> None:
+    """A service manager links a state directory to its private one; a link that leads where others can write is refused."""
+    (short / "private" / "x").mkdir(parents=True, mode=0o700)
+    (short / "x").symlink_to("private/x")
+    (short / "far").symlink_to(short / "x")
+    directories.prepare_state_directory(short / "far" / "n")
+    assert (short / "private" / "x" / "n").is_dir()
+    (short / "private").chmod(0o777)
+    for path in (short / "x", short / "far", short / "far" / ".." / "x"):
+        with pytest.raises(SetupError, match="private can be written by everybody"):
+            directories.prepare_state_directory(path)
+    (short / "round").symlink_to("round")
+    with pytest.raises(SetupError, match="Too many levels of symbolic links"):
+        directories.prepare_state_directory(short / "round")
+    (short / "dangling").symlink_to("nowhere")
+    with pytest.raises(SetupError, match=r"cannot be made: File exists; set state_dir"):
+        directories.prepare_state_directory(short / "dangling")
+
+
+def test_a_runtime_directory_of_another_user_is_not_taken(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `su` the variable names the first user's: neither a new run directory nor an instance is looked for there."""
+    environ = {"XDG_RUNTIME_DIR": str(short), "TMPDIR": "/t"}
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    assert directories.run_directory("", environ, "n") == Path("/t/vllm-supervisor-4711/n")
 
 
 def test_control_sockets_are_found(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,9 +60,10 @@ async def test_a_bundle_is_announced_with_its_place(tmp_path: Path, monkeypatch:
 
 @in_trio
 async def test_no_place_is_named_where_nothing_could_be_written(tmp_path: Path) -> None:
-    """Without a bundle there is one line, a warning, that says why and sends nobody to look."""
+    """The start warns; then without a bundle there is one line, a warning, that says why and sends nobody to look."""
     (tmp_path / "incidents").write_text("a file")
-    [(event, sentence, level)] = await said_of(tmp_path / "incidents")
+    [(_, at_start, _), (event, sentence, level)] = await said_of(tmp_path / "incidents")
+    assert at_start.startswith("no evidence bundle can be written: ")
     assert (event, level) == ("incident", "warning")
     assert sentence.startswith("incident without a bundle: asked for: ")
     assert "the bundle could not be written" in sentence

@@ -9,13 +9,18 @@ Rules:
 * Tools are started and reaped by whoever owns all children of ours (`Starter`): a child that nobody owns is taken for an
   orphan of the engine, its status reaped and itself killed with the engine.
 * Directories 0700, files 0600, each at most `FILE_LIMIT` bytes; number and total size of the bundles are bounded.
+* Directories are opened without following a link and files made in them by descriptor. Of what stands there only what we
+  made is removed: our file names in a directory of ours, then the directory if nothing else is in it.
+* A bundle is `N.new` until its account is written, then `N`: an unfinished one is known by its name.
 """
 
 import contextlib
+import errno
 import json
 import os
+import re
 import shutil
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,6 +31,7 @@ import trio
 from vllm_supervisor.core import redact
 from vllm_supervisor.core.errors import is_thread_limit
 from vllm_supervisor.core.incident import Bundle, surplus
+from vllm_supervisor.core.private_paths import directory_refusal
 
 TOOL_LIMIT = 5.0
 LIMIT = 10.0
@@ -36,6 +42,10 @@ THREADS_KEPT = 2000
 # Of the engine's processes, those a stack dump is tried of: the API server, EngineCores and workers of one machine.
 DUMPED = 10
 _TICKS = os.sysconf("SC_CLK_TCK")
+_UNFINISHED = ".new"
+_ACCOUNT = "incident.json"
+_DRAFT = "incident.new"
+_OUR_FILES = re.compile(r"incident\.(?:json|new)|(?:threads|meminfo|nvidia-smi|py-spy-\d+)\.txt", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,39 +102,49 @@ async def write_bundle(
     `pids` are the engine's processes, the main one first; `search_path` is where py-spy and nvidia-smi are looked for.
     """
     notes = _Notes()
-    made = begun = None  # the directory; and whether there is something to see in it
+    draft = begun = None  # the directory before there is something to see in it; and after that
     unwritten = False
     with trio.move_on_after(LIMIT) as scope:
         try:
-            made = number, path = await _thread(_next_directory, root)
-            await _thread(_write_json, path / "incident.json", {"number": number, **document, "complete": False})
-            begun = made
+            number, draft = await _thread(_next_directory, root)
+            await _thread(_write_json, draft, {"number": number, **document, "complete": False})
+            path = await _thread(_begin, root, number)
+            begun = number, path
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_threads, path, list(pids), notes)
                 nursery.start_soon(_tools, path, list(pids), search_path, starter, notes)
             problems = {"problems": notes.problems, "complete": True}
-            await _thread(_write_json, path / "incident.json", {"number": number, **document, **problems})
+            await _thread(_write_json, path, {"number": number, **document, **problems})
             await _thread(_prune, root, keep, max_size)
         except* OSError as faults:  # what goes wrong in a nursery comes out as a group
             unwritten = True
             notes.problems.append(f"the bundle could not be written: {_first(faults)}")
-            if made and not begun:
-                await _thread(partial(shutil.rmtree, ignore_errors=True), made[1])
+            if draft and not begun:
+                await _thread(_remove, root, draft.name)
     if scope.cancelled_caught:
         notes.problems.append(f"not everything was collected within {LIMIT:.0f} s")
     number, path = begun or (0, root)
     return Written(number, path, tuple(notes.problems), unwritten)
 
 
-def tidy(root: Path) -> None:
-    """Remove what an earlier run left of bundles it could not write; to be called before any is begun."""
-    with contextlib.suppress(OSError):
-        for number in _numbers(root):
-            path = root / str(number)
-            if (path / "incident.json").exists():
-                (path / "incident.new").unlink(missing_ok=True)
-            else:
-                shutil.rmtree(path, ignore_errors=True)
+def tidy(root: Path) -> str:
+    """Remove what an earlier run left of bundles it could not write; to be called before any is begun.
+
+    Return why no bundle can be written there, empty if nothing speaks against it.
+    """
+    try:
+        with _opened(root) as directory:
+            for name in _names(directory):
+                if name.endswith(_UNFINISHED) and name.removesuffix(_UNFINISHED).isdecimal():
+                    _remove(root, name)
+                elif name.isdecimal():
+                    with contextlib.suppress(OSError), _opened(root / name) as bundle:
+                        os.unlink(_DRAFT, dir_fd=bundle)
+    except FileNotFoundError:
+        return ""
+    except OSError as fault:
+        return fault.strerror or str(fault)
+    return ""
 
 
 def _first(faults: BaseExceptionGroup[OSError]) -> str:
@@ -253,45 +273,97 @@ async def _collect(fd: int, output: bytearray) -> None:
 
 
 def _next_directory(root: Path) -> tuple[int, Path]:
+    """Make the directory of the next bundle, under its unfinished name. Raises OSError."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    while True:
-        number = max(_numbers(root), default=0) + 1
-        path = root / str(number)
-        try:
-            path.mkdir(mode=0o700)
-        except FileExistsError:  # another bundle is being begun at the same moment
-            continue
-        return number, path
+    with _opened(root) as directory:
+        while True:
+            names = (name.removesuffix(_UNFINISHED) for name in _names(directory))
+            number = max((int(name) for name in names if name.isdecimal()), default=0) + 1
+            try:
+                os.mkdir(f"{number}{_UNFINISHED}", 0o700, dir_fd=directory)
+            except FileExistsError:  # another bundle is being begun at the same moment
+                continue
+            return number, root / f"{number}{_UNFINISHED}"
 
 
-def _numbers(root: Path) -> list[int]:
-    return [int(path.name) for path in root.iterdir() if path.name.isdecimal() and path.is_dir()]
+def _begin(root: Path, number: int) -> Path:
+    """Give a bundle its name. Raises OSError."""
+    with _opened(root) as directory:
+        os.rename(f"{number}{_UNFINISHED}", str(number), src_dir_fd=directory, dst_dir_fd=directory)
+    return root / str(number)
 
 
-def _create(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """Hold a directory that we made open; the way to the first of them was judged at the start. Raises OSError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except NotADirectoryError as fault:
+        raise NotADirectoryError(fault.errno, f"{path} is a link or a file; move it away") from None
+    try:
+        found = os.fstat(fd)
+        if why := directory_refusal(found.st_mode, found.st_uid, os.geteuid()):
+            raise PermissionError(errno.EPERM, f"{path} is not ours: {why}; move it away")
+        if found.st_mode & 0o077:
+            os.fchmod(fd, 0o700)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _names(directory: int) -> list[str]:
+    return os.listdir(directory)
+
+
+def _create(name: str, directory: int) -> int:
+    """Make a new file; one of an earlier try goes first. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=directory)
+    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
 
 
 def _write(path: Path, text: str) -> None:
-    with open(_create(path), "wb") as file:
+    with _opened(path.parent) as directory, open(_create(path.name, directory), "wb") as file:
         file.write(text.encode("utf-8", "replace")[:FILE_LIMIT])
 
 
-def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+def _write_json(bundle: Path, document: Mapping[str, Any]) -> None:
+    """Write the account of a bundle whole, or leave the one before it."""
     text = json.dumps(document, indent=1, default=str)
-    draft = path.with_suffix(".new")
-    try:
-        with open(_create(draft), "wb") as file:
-            file.write(text.encode())
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
+    with _opened(bundle) as directory:
+        try:
+            with open(_create(_DRAFT, directory), "wb") as file:
+                file.write(text.encode())
+            os.rename(_DRAFT, _ACCOUNT, src_dir_fd=directory, dst_dir_fd=directory)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(_DRAFT, dir_fd=directory)
+            raise
+
+
+def _remove(root: Path, name: str) -> None:
+    """Remove a bundle as far as we made it: what else stands in it stays, and the directory with it."""
+    with contextlib.suppress(OSError), _opened(root) as directory:
+        with _opened(root / name) as bundle:
+            for file in _names(bundle):
+                if _OUR_FILES.fullmatch(file):
+                    os.unlink(file, dir_fd=bundle)
+        os.rmdir(name, dir_fd=directory)
 
 
 def _prune(root: Path, keep: int, max_size: int) -> None:
-    bundles = [
-        Bundle(number, sum(file.stat().st_size for file in (root / str(number)).iterdir())) for number in _numbers(root)
-    ]
+    with _opened(root) as directory:
+        names = [name for name in _names(directory) if name.isdecimal()]
+    bundles = [Bundle(int(name), size) for name in names if (size := _size(root / name)) is not None]
     for number in surplus(bundles, keep, max_size):
-        shutil.rmtree(root / str(number), ignore_errors=True)
+        _remove(root, str(number))
+
+
+def _size(bundle: Path) -> int | None:
+    """Return the bytes of a bundle's files; None if the directory holds no account of ours."""
+    try:
+        with _opened(bundle) as directory:
+            names = _names(directory)
+            return sum(os.lstat(name, dir_fd=directory).st_size for name in names) if _ACCOUNT in names else None
+    except OSError:
+        return None

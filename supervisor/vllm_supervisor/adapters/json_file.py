@@ -42,7 +42,8 @@ def read(path: Path) -> Any:
 def replace(path: Path, value: Any, *, indent: int | None = None) -> None:
     """Put `value` there in the place of whatever it was. Raises OSError."""
     draft = path.with_name(f"{path.name}.new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    draft.unlink(missing_ok=True)  # of a run that was killed while it wrote
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(draft, flags, 0o600), "w", encoding="utf-8") as file:
         json.dump(value, file, indent=indent)
         file.write("\n")

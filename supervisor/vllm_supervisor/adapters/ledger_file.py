@@ -8,18 +8,19 @@ Rules:
   number begins. Nothing is followed, waited for or removed that is no regular file.
 * A directory or file that somebody removed is made again; what was in it is gone, and `put` says so by raising first.
 * Nothing is made or written anew where `hold` does not let us: somebody else may have taken the directory meanwhile.
-* Files 0600, the directory 0700.
+* Files 0600, the directory 0700. The directory is opened without following a link, everything in it by its descriptor,
+  and what somebody else put there is refused, not written.
 """
 
 import errno
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from vllm_supervisor.core.ledger import mend, segment_name, segment_number
 from vllm_supervisor.core.ledger_parser import LONGEST_LINE
+from vllm_supervisor.core.private_paths import directory_refusal, file_refusal
 from vllm_supervisor.core.retention import Segment, prunable
 
 _TAIL_BLOCK = 64 * 1024
@@ -124,44 +125,73 @@ class LedgerFile:
     def prune(self, *, oldest_needed: int, now: float, keep_s: float, max_bytes: int) -> list[int]:
         """Remove old segments as core.retention decides, and return their numbers. `now` is seconds since the epoch."""
         segments = []
-        with os.scandir(self.directory) as entries:
-            for entry in entries:
-                if (number := segment_number(entry.name)) and entry.is_file(follow_symlinks=False):
-                    found = entry.stat(follow_symlinks=False)
-                    segments.append(Segment(number, found.st_size, found.st_mtime))
-        numbers = prunable(
-            segments, oldest_needed=min(oldest_needed, self.number), now=now, keep_s=keep_s, max_bytes=max_bytes
-        )
-        for number in numbers:
-            (self.directory / segment_name(number)).unlink(missing_ok=True)
+        directory = self._open_directory()
+        try:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    if (number := segment_number(entry.name)) and entry.is_file(follow_symlinks=False):
+                        found = entry.stat(follow_symlinks=False)
+                        segments.append(Segment(number, found.st_size, found.st_mtime))
+            numbers = prunable(
+                segments, oldest_needed=min(oldest_needed, self.number), now=now, keep_s=keep_s, max_bytes=max_bytes
+            )
+            for number in numbers:
+                with suppress(FileNotFoundError):
+                    os.unlink(segment_name(number), dir_fd=directory)
+        finally:
+            self._ops.close(directory)
         return numbers
 
     def _open(self) -> None:
         """Open the newest segment, or the one after it if that is full, and mend its end."""
         self._ops.mkdir(self.directory, mode=0o700, exist_ok=True)
-        numbers = [number for path in self.directory.iterdir() if (number := segment_number(path.name))]
+        directory = self._open_directory()
+        try:
+            self._open_in(directory)
+        finally:
+            self._ops.close(directory)
+
+    def _open_directory(self) -> int:
+        """Open the directory, if it is one we made; what a volume's mount loosened is made private again."""
+        try:
+            fd = self._ops.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except NotADirectoryError as fault:
+            raise NotADirectoryError(fault.errno, f"{self.directory} is a link or a file; move it away") from None
+        found = self._ops.stat(fd)
+        why = directory_refusal(found.st_mode, found.st_uid, os.geteuid())
+        if why:
+            self._ops.close(fd)
+            raise PermissionError(errno.EPERM, f"{self.directory} is not ours: {why}; move it away")
+        if found.st_mode & 0o077:
+            with suppress(OSError):
+                os.fchmod(fd, 0o700)
+        return fd
+
+    def _open_in(self, directory: int) -> None:
+        numbers = [number for name in os.listdir(directory) if (number := segment_number(name))]
         number = max([self.number, *numbers, 1])
-        while (opened := self._try(number)) is None:
+        while (opened := self._try(directory, number)) is None:
             number += 1
         self._fd, self.size = opened
         self.number = number
 
-    def _try(self, number: int) -> tuple[int, int] | None:
+    def _try(self, directory: int, number: int) -> tuple[int, int] | None:
         """Open segment `number` for appending and return (descriptor, size); None if it is full, or no file of ours."""
-        path = self.directory / segment_name(number)
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        name = segment_name(number)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            fd = self._ops.open(path, flags, 0o600)
+            fd = self._ops.open(name, flags, 0o600, dir_fd=directory)
         except OSError as error:
-            if error.errno in _NOT_OURS and os.path.lexists(path):
+            if error.errno in _NOT_OURS and os.path.lexists(self.directory / name):
                 return None
             raise
         try:
-            if stat.S_ISREG(self._ops.stat(fd).st_mode):
+            found = self._ops.stat(fd)
+            if not file_refusal(found.st_mode, found.st_uid, found.st_nlink, os.geteuid()):
                 self._untear(fd, number)
                 size = self._mend(fd)
                 if size == 0:
-                    self._sync_directory()
+                    self._sync_directory(directory)
                 if size < self._segment_bytes:
                     return fd, size
         except OSError:
@@ -213,11 +243,7 @@ class LedgerFile:
                 break
         return b"".join(reversed(blocks))
 
-    def _sync_directory(self) -> None:
+    def _sync_directory(self, directory: int) -> None:
         """Make the new file's name survive power loss; a file system that cannot says EINVAL, which is no fault."""
-        fd = self._ops.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with suppress(OSError):
-                self._ops.fsync(fd)
-        finally:
-            self._ops.close(fd)
+        with suppress(OSError):
+            self._ops.fsync(directory)

@@ -171,12 +171,24 @@ def _alone(path: str, inode: int | None = None) -> Iterator[os.stat_result]:
 
 
 def remove_homes(run_dir: Path, run: str) -> None:
-    """Remove what engines of other runs than `run` had in our own run directory: their sockets and directories."""
-    for path in run_dir.glob("engine-*"):
-        found = _HOME.fullmatch(path.name)
-        if found is None or found["run"] == run:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.is_socket():
-            path.unlink(missing_ok=True)
+    """Remove what engines of other runs than `run` had in our own run directory, as far as it is this user's."""
+    with suppress(OSError):
+        directory = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            for name in os.listdir(directory):  # noqa: PTH208 - of the descriptor
+                found = _HOME.fullmatch(name)
+                if found is not None and found["run"] != run:
+                    _remove_home(name, directory)
+        finally:
+            os.close(directory)
+
+
+def _remove_home(name: str, directory: int) -> None:
+    with suppress(OSError):
+        found = os.lstat(name, dir_fd=directory)
+        if found.st_uid != os.geteuid():
+            return
+        if stat.S_ISDIR(found.st_mode):
+            shutil.rmtree(name, ignore_errors=True, dir_fd=directory)
+        elif stat.S_ISSOCK(found.st_mode):
+            os.unlink(name, dir_fd=directory)

@@ -5,6 +5,8 @@ Rules:
 * The file names its holder, for the one who comes second; nobody believes it without the lock being held.
 * A lock on a file that somebody has removed keeps nobody out: `again` takes it in the directory of that name, and who
   writes there calls it first.
+* The file is opened in the directory itself, without following a link, and only one that we made is written: a link or a
+  hard link planted there would have another file truncated.
 * The instance is the directory itself (device, inode and path), so the mark of one instance is never that of another
   container with an equal path.
 
@@ -16,7 +18,6 @@ import fcntl
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ from vllm_supervisor.core.instances import Locked, flock_holders
 from vllm_supervisor.core.json_text import JsonError, parse_json
 from vllm_supervisor.core.plain_text import one_line
 from vllm_supervisor.core.plan import Holder, held
+from vllm_supervisor.core.private_paths import file_refusal
 
 _NAME = "lock"
 _LONGEST = 4096  # bytes of the file that are read
@@ -74,9 +76,12 @@ class StateLock:
         if self._fd >= 0 and self._is_named(self._fd):
             return
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(self._path, flags, 0o600)  # the way to it was judged: nobody else can put a link there
         try:
-            _check(fd)
+            found = os.fstat(fd)
+            if why := file_refusal(found.st_mode, found.st_uid, found.st_nlink, os.geteuid()):
+                raise PermissionError(errno.EPERM, f"{self._path} is not ours: {why}; remove it")
             self._take(fd)
         except OSError:
             os.close(fd)
@@ -106,12 +111,6 @@ class StateLock:
             return os.path.samestat(os.fstat(fd), self._path.stat(follow_symlinks=False))
         except FileNotFoundError:
             return False
-
-
-def _check(fd: int) -> None:
-    """Raise OSError unless `fd` is a regular file: what is in its place may be anybody's work."""
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        raise OSError(errno.EINVAL, f"its file {_NAME} is no regular file, remove it")
 
 
 def living(directories: Iterable[Path]) -> list[Locked]:

@@ -5,7 +5,8 @@ Rules:
 * Bare vLLM binds its port before its load and listens after it. With SO_REUSEADDR on both sides such a port is not in use
   for bind(2), and no table of /proc shows it. A bind without SO_REUSEADDR finds it on every kernel; that such a bind also
   fails for connections of a server that has ended is told apart by /proc/net/tcp, which shows those.
-* A Unix socket's file is replaced only if nobody answers on it; its mode is kept.
+* A Unix socket's file is replaced only if nobody answers on it and it is this user's; its mode is kept. At the end it is
+  removed only if it is still the one we made.
 * Every refusal is a SetupError of one line that says what to change.
 
 Source of facts: proc(5) on /proc/net/tcp, unix(7) on SO_PEERCRED, ip(7), ipv6(7), sock_diag(7); Linux 6.8 and newer list
@@ -17,7 +18,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,18 @@ def listen(address: Address, *, mode: int | None = None) -> socket.socket:
     if isinstance(address, UnixAddress):
         return _listen_unix(address.path, mode)
     return _listen_tcp(address)
+
+
+def remover(path: str) -> Callable[[], None]:
+    """Return what removes the socket that stands at `path` now; another one that took its place by then stays."""
+    made = os.lstat(path)
+
+    def remove() -> None:
+        with suppress(OSError):
+            if os.path.samestat(made, os.lstat(path)):
+                os.unlink(path)  # noqa: PTH108 - the string is what bind got
+
+    return remove
 
 
 def _listen_tcp(address: TcpAddress) -> socket.socket:
@@ -109,6 +122,8 @@ def _clear_stale(path: str) -> int | None:
         return None
     if not stat.S_ISSOCK(found.st_mode):
         raise SetupError(f"{path} exists and is no socket; choose another path")
+    if found.st_uid != os.geteuid():
+        raise SetupError(f"socket {path} belongs to uid {found.st_uid}; remove it or choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(path)

@@ -67,7 +67,8 @@ class Beacon:
         pid = os.getpid()
         self.path = Path(directory, f"engine-{pid}{SUFFIX}")
         unfinished = Path(f"{self.path}.new")
-        fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        unfinished.unlink(missing_ok=True)  # of a process that had this pid
+        fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, FILE_SIZE)
             self._map = mmap.mmap(fd, FILE_SIZE)

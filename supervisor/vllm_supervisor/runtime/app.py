@@ -175,7 +175,7 @@ def _listeners(plan: Plan, held: ExitStack) -> list[Listener]:
     for address in plan.listeners:
         bound.append(Listener(held.enter_context(ports.listen(address)), str(address)))
         if isinstance(address, UnixAddress):
-            held.callback(Path(address.path).unlink, missing_ok=True)
+            held.callback(ports.remover(address.path))
     return bound
 
 

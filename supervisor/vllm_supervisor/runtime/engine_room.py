@@ -14,7 +14,6 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ from vllm_supervisor.runtime.memory_keeper import MemoryKeeper
 
 LAST_WORDS = 5.0  # seconds before its end in which a dying engine tells its clients itself (vLLM 0.32 needs 4)
 LONGEST_HOME = 107 - 37  # bytes: vLLM names its sockets by 36 characters, and a socket's path has 107 bytes (unix(7))
+SOCKET = "sock"  # of the engine's API, in its home
 PROVE_WITHIN = 10.0  # seconds for KILLed processes to go
 # Errors of a spawn that say nothing against the command: what was missing may be there in a moment.
 MAY_PASS = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ETXTBSY, errno.EINTR}
@@ -101,7 +101,7 @@ class EngineRoom:
         try:
             home = self._home(number, run_dir)
             steps = self._beacon(home)
-            address = self._address(number, run_dir or home)
+            address = self._address(home)
         except OSError as fault:
             sentence = f"{run_dir or tempfile.gettempdir()} cannot hold the engine's sockets: {fault.strerror}"
             self._tell(facts.SpawnFailed(sentence, may_pass=fault.errno in MAY_PASS))
@@ -249,9 +249,6 @@ class EngineRoom:
         """Remove what only this incarnation can have made, and say what it had left."""
         body = ended.body
         removed = ended.clear()
-        if isinstance(body.address, UnixAddress):
-            with suppress(OSError):  # it may have been removed, with what it stood in
-                Path(body.address.path).unlink()
         shutil.rmtree(body.home, ignore_errors=True)
         if isinstance(body.group, EngineGroup):
             body.group.remove()
@@ -279,9 +276,10 @@ class EngineRoom:
         steps.mkdir(mode=0o700)
         return steps
 
-    def _address(self, number: int, directory: Path) -> Address:
+    def _address(self, home: Path) -> Address:
+        """Where the engine listens: below its own directory, which is closed to the group of the control socket too."""
         if self._plan.command.transport is Transport.UDS:
-            return UnixAddress(str(directory / f"engine-{self._run}-{number}.sock"))
+            return UnixAddress(str(home / SOCKET))
         with socket.socket() as probe:  # the kernel's choice of a free port; the engine binds it a moment later
             probe.bind(("127.0.0.1", 0))
             return TcpAddress("127.0.0.1", probe.getsockname()[1])

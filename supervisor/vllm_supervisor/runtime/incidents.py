@@ -59,7 +59,8 @@ class Incidents:
         self._keep = keep
         self._max_size = max_size
         self._for_quit = False
-        evidence.tidy(root)
+        if problem := evidence.tidy(root):
+            say("incident_gaps", f"no evidence bundle can be written: {problem}", "warning")
 
     def save(self, cause: str) -> None:
         """Write a bundle for the lifecycle, then tell `EvidenceSaved`."""
