@@ -6,6 +6,8 @@ import subprocess
 import sys
 from typing import IO
 
+import pytest
+
 PRELUDE = (
     "import os, signal, sys, trio\n"
     "from vllm_supervisor.adapters.signals import Signals, die_by, ignored\n"
@@ -109,6 +111,75 @@ def test_ignored_signals_are_known_and_children_stay_ours() -> None:
 
     with receiver(body, preexec_fn=ignore) as process:
         assert [line(process), line(process)] == ["True False", "7"]
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "signum"),
+    [
+        ("ctypes.string_at(0)", signal.SIGSEGV),
+        ("threading.Thread(target=ctypes.string_at, args=(0,)).start(); time.sleep(30)", signal.SIGSEGV),
+        ("os.truncate(file.name, 0); mapped[0]", signal.SIGBUS),
+        ("os.abort()", signal.SIGABRT),
+        ("os.kill(os.getpid(), signal.SIGABRT)", signal.SIGABRT),
+        ("code.call()", signal.SIGILL),
+    ],
+)
+def test_a_real_fault_is_not_swallowed(fault: str, signum: int) -> None:
+    """Every signal is blocked, those of faults too; a fault of our own code ends the process all the same."""
+    body = (
+        "import ctypes, mmap, tempfile, threading, time\n"
+        "from vllm_supervisor.core.signal_policy import to_read\n"
+        "signals = Signals(to_read(()))\n"
+        "for one in (11, 7, 8, 4, 5, 31): os.kill(os.getpid(), one)\n"
+        "print(sorted(found.signum for found in signals.pending()))\n"
+        "file = tempfile.NamedTemporaryFile()\n"
+        "file.write(bytes(4096)); file.flush()\n"
+        "mapped = mmap.mmap(file.fileno(), 4096)\n"
+        "class code:\n"
+        "    page = mmap.mmap(-1, 4096, prot=7)\n"
+        "    page.write({'x86_64': bytes.fromhex('0f0b'), 'aarch64': bytes(4)}[os.uname().machine])\n"
+        "    call = ctypes.CFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(page)))\n"
+        f"{fault}\n"
+    )
+    with receiver(body) as process:
+        assert line(process) == "[4, 5, 7, 8, 11, 31]"
+        assert process.wait(30) == -signum
+
+
+def test_the_library_s_own_signals_end_nothing() -> None:
+    """32 and 33 end a process that never used them, also by a thread, where the library opens them: they are dropped."""
+    body = (
+        "import threading\n"
+        "from vllm_supervisor.core.signal_policy import IGNORED, to_read\n"
+        "signals = Signals(to_read(()), ignored=IGNORED)\n"
+        "stop = threading.Event()\n"
+        "thread = threading.Thread(target=stop.wait)\n"
+        "thread.start()\n"
+        "for one in (32, 33, 13, 25, 34, 64): os.kill(os.getpid(), one)\n"
+        "print([found.signum for found in signals.pending()])\n"
+        "stop.set(); thread.join()\n"
+    )
+    with receiver(body) as process:
+        assert line(process) == "[34, 64]"
+        assert process.wait(30) == 0
+
+
+def test_a_strange_parents_mask_and_dispositions_are_undone() -> None:
+    """What a parent blocked besides is open again, and a stop signal it ignored is read."""
+    body = (
+        "signals = Signals({signal.SIGTERM, signal.SIGCHLD})\n"
+        "print(sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))))\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "print([one.signum == signal.SIGTERM for one in signals.pending()])\n"
+    )
+
+    def strange() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+    with receiver(body, preexec_fn=strange) as process:
+        assert [line(process), line(process)] == ["[15, 17]", "[True]"]
         assert process.wait(30) == 0
 
 

@@ -104,6 +104,25 @@ def test_each_repeated_stop_is_one_rung(limits: Limits) -> None:
     assert orders == [KillEngine()]
 
 
+@pytest.mark.parametrize("at", [0.0, 0.1, 0.999])
+@pytest.mark.parametrize("facts", [[], [Emptied()], [Emptied(), EngineGone()]])
+def test_a_stop_asked_again_at_once_counts_once(facts: list[DrainFact], at: float) -> None:
+    """Within a second it is the same wish, whatever the drain has done meanwhile: nothing changes."""
+    state, _ = play((0.0, StopAsked()), *((0.0, fact) for fact in facts))
+    assert drain.step(state, StopAsked(), at, LIMITS) == (state, [])
+
+
+def test_the_second_is_counted_from_the_last_wish_that_counted() -> None:
+    """Requests that come ever again are not one wish for ever: the first after a second hastens, the next one kills."""
+    state, done = play((0.0, StopAsked()))
+    counted = []
+    for tenth in range(1, 25):
+        state, done = drain.step(state, StopAsked(), tenth / 10, LIMITS)
+        if done:
+            counted.append((tenth, type(done[-1])))
+    assert counted == [(10, StopEngine), (20, KillEngine)]
+
+
 def test_a_second_stop_shortens_the_engine_s_budget() -> None:
     """While the engine stops, a second request only brings KILL closer, and the third sends it."""
     state, _ = play((0.0, StopAsked()), (1.0, Emptied()))

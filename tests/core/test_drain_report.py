@@ -115,9 +115,11 @@ def test_a_stop_says_what_it_does(facts: list[DrainFact], does: str) -> None:
     """Each stop is answered with what it does where the drain stands, which is another thing each time."""
     limits = Limits(None, "nobody", propagation=9.0, drain=60.0, engine_stop=30.0, documentation=5.0, reserve=5.0)
     state = DrainState()
-    for fact in facts:
-        state, _ = drain.step(state, fact, 10.0, limits)
-    assert drain_report.stop_does(state) == does
+    for second, fact in enumerate(facts):
+        state, _ = drain.step(state, fact, 10.0 + second, limits)
+    assert drain_report.stop_does(state, 20.0) == does
+    if state.stops:
+        assert drain_report.stop_does(state, state.asked_at + 0.9).startswith("stopping already: ")
 
 
 def test_progress_is_a_sentence() -> None:

@@ -159,9 +159,11 @@ def test_each_further_stop_goes_one_rung_down() -> None:
     """The second request ends the drain and shortens the grace, the third kills."""
     life = Life().ready()
     life.tell(facts.StopRequested("pid 1"))
+    life.now += 1.0
     assert orders.CutInFlight(Cut.DRAIN_DEADLINE) in life.tell(facts.StopRequested("pid 1"))
     life.tell(facts.CutSettled())
     assert life.timers[Timer.GRACE] == life.now + 5.0
+    life.now += 1.0
     assert kinds(life.tell(facts.StopRequested("pid 1"))) == [orders.KillTree]
 
 
@@ -354,16 +356,21 @@ def test_a_commanded_restart_drains_first_and_is_not_counted() -> None:
 
 @pytest.mark.parametrize(("on_terminal", "signum", "told"), [(True, 2, True), (True, 15, False), (False, 2, False)])
 def test_who_presses_ctrl_c_is_told_what_a_second_one_does(on_terminal: bool, signum: int, told: bool) -> None:
-    """On a terminal the first line says it; each further stop says what it does."""
+    """On a terminal the first line says it; each further stop says what it does, and one within a second that it counts once."""
+    once = "stop requested again by them: stopping already: asked again within a second, it counts once"
     life = Life(policy=replace(POLICY, on_terminal=on_terminal)).ready()
     said = []
     for _ in range(3):
-        given = life.tell(facts.StopRequested("them", signum))
+        given = [*life.tell(facts.StopRequested("them", signum)), *life.tell(facts.StopRequested("them", signum))]
+        life.now += 1.0
         said += [order.sentence for order in given if isinstance(order, orders.Record)]
     assert said == [
         f"stop requested by them{'; again: cut what is open' if told else ''}",
+        once,
         "stop requested again by them: hurrying: what is still open is cut now",
+        once,
         "stop requested again by them: killing: the engine's processes are killed now",
+        once,
     ]
 
 
@@ -535,7 +542,9 @@ def test_a_restart_that_was_given_up_is_not_ready_later() -> None:
 def test_two_stops_before_the_door_is_open_end_it() -> None:
     """Both signals may be there before anything has begun; what then begins is harmless."""
     life = Life()
-    life.tell(facts.StopRequested("pid 1"), facts.StopRequested("pid 1"))
+    life.tell(facts.StopRequested("pid 1"))
+    life.now += 1.0
+    life.tell(facts.StopRequested("pid 1"))
     assert life.state.node is Node.GONE
     assert life.tell(facts.Began()) == []
 

@@ -5,7 +5,17 @@ from itertools import chain, combinations
 
 import pytest
 
-from vllm_supervisor.core.signal_policy import FORWARDABLE, OTHER, STRAY, TABLE, Action, Condition, decide
+from vllm_supervisor.core.signal_policy import (
+    FORWARDABLE,
+    HANDLING,
+    OTHER,
+    TABLE,
+    Action,
+    Condition,
+    Handling,
+    decide,
+    to_read,
+)
 from vllm_supervisor.core.words import Phase
 
 IGNORED, TERMINAL, HASTENED, LISTED = (
@@ -33,6 +43,8 @@ CELLS: list[tuple[str, list[Phase], set[Condition], Action]] = [
     ("SIGQUIT", BEFORE_END, set(), Action.EVIDENCE),
     ("SIGQUIT", BEFORE_END, {TERMINAL}, Action.EVIDENCE),
     ("SIGUSR1", BEFORE_END, set(), Action.REOPEN_LOGS),
+    ("SIGXCPU", [Phase.RUNNING], set(), Action.STOP),
+    ("SIGXCPU", STOPPING, {HASTENED}, Action.IGNORE),
     ("SIGUSR1", BEFORE_END, {LISTED}, Action.REOPEN_LOGS),
     *((other, BEFORE_END, set(), Action.IGNORE) for other in ("SIGUSR2", "SIGWINCH", "signal 40")),
     *((other, BEFORE_END, {LISTED}, Action.FORWARD) for other in ("SIGUSR2", "SIGWINCH", "signal 40")),
@@ -61,7 +73,7 @@ def test_the_table_is_whole() -> None:
             conditions = [condition for condition, _ in cell]
             assert conditions[-1] is None
             assert None not in conditions[:-1]
-    assert {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", OTHER} == TABLE.keys()
+    assert {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGXCPU", OTHER} == TABLE.keys()
 
 
 def test_a_repeated_stop_goes_down_and_never_up() -> None:
@@ -91,9 +103,32 @@ def test_only_harmless_signals_may_be_listed() -> None:
     assert not FORWARDABLE & {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGKILL", "SIGSTOP", "SIGSEGV"}
 
 
-def test_no_signal_that_can_be_received_ends_us_unasked() -> None:
-    """What has no row and would end a process by default is received, and then ignored or passed on."""
-    for name in STRAY:
-        assert name not in TABLE
-        assert name in FORWARDABLE
-        assert decide(name, Phase.RUNNING, set()) is Action.IGNORE
+# The kernel's own action of every signal, from signal(7); real-time ones end a process.
+STOPS, NOTHING, CONTINUES = {19, 20, 21, 22}, {17, 23, 28}, {18}
+
+
+@pytest.mark.parametrize("number", range(1, 65))
+def test_no_signal_ends_us_unasked(number: int) -> None:
+    """Of all 64 only KILL and ABRT do; what would end a process is read or discarded, the rest is left to the kernel."""
+    handling = HANDLING[number]
+    if number in {6, 9}:
+        assert handling is Handling.FATAL
+    elif number in STOPS | NOTHING | CONTINUES:
+        assert handling is (Handling.READ if number == 17 else Handling.DEFAULT)
+    else:
+        assert handling is (Handling.IGNORED if number in {13, 25, 32, 33} else Handling.READ)
+    assert (number in to_read(())) is (handling is Handling.READ)
+
+
+def test_what_is_passed_on_is_read() -> None:
+    """A signal that is listed is received, whatever the kernel would do with it."""
+    assert to_read(("SIGWINCH", "SIGCONT")) - to_read(()) == {28, 18}
+
+
+@pytest.mark.parametrize("number", range(1, 65))
+def test_what_has_no_row_is_ignored(number: int) -> None:
+    """A stray signal does nothing, in no phase; a fault's signal that was sent is one."""
+    name = f"signal {number}"
+    for phase in Phase:
+        assert decide(name, phase, set()) is Action.IGNORE
+    assert decide("SIGSEGV", Phase.RUNNING, set()) is Action.IGNORE

@@ -3,14 +3,20 @@
 Rules:
 * The signals are blocked before any thread starts, so that every thread inherits the mask and none is interrupted.
 * They stay blocked to the end of the process: no moment in which a late one has its default effect.
+* The mask is set whole: what a strange parent had blocked besides is not. What it had ignored is read all the same, for
+  the kernel keeps a blocked signal whatever its disposition.
+* The two signals that the C library keeps for its threads (32, 33) end a process that never used them: they are ignored by
+  the system call, since the library's functions refuse them. A mask would not do: a new thread has 32 open.
 * Children start with an empty mask and default dispositions (adapters/child.py spawns them so).
 * SIGCHLD must not be ignored (a parent may have left it so): the kernel would then reap our children unread.
 
-Source of facts: signalfd(2), sigaction(2) on SIG_IGN and SIGCHLD.
+Source of facts: signalfd(2), sigaction(2) on SIG_IGN and SIGCHLD, signal(7) on faults, nptl(7) on 32 and 33.
 """
 
 import ctypes
+import faulthandler
 import os
+import platform
 import signal
 import struct
 from collections.abc import Iterable
@@ -24,6 +30,8 @@ from vllm_supervisor.core.proc import command_words
 _INFO_BYTES = 128
 _HEAD = struct.Struct("=IiiII")  # ssi_signo, ssi_errno, ssi_code, ssi_pid, ssi_uid
 _SENT_BY_PROCESS = (0, -1, -6)  # SI_USER, SI_QUEUE, SI_TKILL: only then pid and uid name a sender
+_SIGACTION = {"x86_64": 13, "aarch64": 134}  # the number of rt_sigaction(2)
+_FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
 _CHILD_CODES = range(1, 7)  # CLD_EXITED … CLD_CONTINUED: pid names the child
 
 
@@ -48,13 +56,18 @@ def ignored(signum: int) -> bool:
 class Signals:
     """The chosen signals, blocked and readable. Open it first thing in the main thread; it lives as long as the process."""
 
-    def __init__(self, signums: Iterable[int]) -> None:
-        """Block `signums` in this thread and those it starts later."""
+    def __init__(self, signums: Iterable[int], *, ignored: Iterable[int] = ()) -> None:
+        """Block `signums`, and nothing else, in this thread and those it starts later; let the kernel drop `ignored`."""
         wanted = frozenset(signums)
+        if faulthandler.is_enabled():  # a developer wants the tracebacks, and a blocked fault ends us without
+            wanted -= _FAULTS
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
-        mask = sum(1 << (signum - 1) for signum in wanted).to_bytes(128, "little")
+        signal.signal(signal.SIGABRT, signal.SIG_DFL)
         libc = ctypes.CDLL(None, use_errno=True)
+        for signum in ignored:
+            _ignore(libc, signum)
+        signal.pthread_sigmask(signal.SIG_SETMASK, wanted)
+        mask = sum(1 << (signum - 1) for signum in wanted).to_bytes(128, "little")
         self.fd: int = libc.signalfd(-1, ctypes.c_char_p(mask), os.O_CLOEXEC | os.O_NONBLOCK)
         if self.fd < 0:
             code = ctypes.get_errno()
@@ -76,6 +89,15 @@ class Signals:
     def close(self) -> None:
         """Close the descriptor; the signals stay blocked."""
         os.close(self.fd)
+
+
+def _ignore(libc: ctypes.CDLL, signum: int) -> None:
+    """Ignore a signal; one of the library's own stays as it is on another processor than ours."""
+    if signum in signal.valid_signals():
+        signal.signal(signum, signal.SIG_IGN)
+    elif platform.machine() in _SIGACTION:
+        action = signal.SIG_IGN.value.to_bytes(8, "little") + bytes(24)  # and no flags, no mask
+        libc.syscall(_SIGACTION[platform.machine()], signum, ctypes.c_char_p(action), None, 8)
 
 
 def _read(head: bytes) -> SignalReceived:

@@ -11,7 +11,8 @@
 
 Rules:
 * Only forward. A stop that is asked again goes one rung down: the second ends the drain and stops the engine with its
-  short budget, the third kills. It never restarts a budget.
+  short budget, the third kills. It never restarts a budget. Asked again within `SAME_WISH_S` it is the same wish: managers
+  send TERM by a command of the unit and by themselves, wrappers add an INT to it.
 * Refusal begins with the first order of `propagating`; no later stage changes it.
 * A pair that is harmless has a cell that says so; a pair that is missing raises KeyError and changes nothing.
 * The hook's time comes off the plan only when the hook's drain is still in force as the stop arrives.
@@ -25,6 +26,7 @@ from enum import StrEnum
 from vllm_supervisor.core.timeouts import NO_PLAN, Budget, Limits, plan
 from vllm_supervisor.core.words import Phase
 
+SAME_WISH_S = 1.0  # counted from the last request to stop that counted
 SHORT_STOP_S = 5.0  # the engine's budget after a second request to stop
 
 
@@ -176,6 +178,7 @@ class DrainState:
     stage: Stage = Stage.OPEN
     deadline: float | None = None
     stops: int = 0
+    asked_at: float = 0.0  # when the last of them came
     drain_since: float | None = None  # a drain without a stop is in force since then
     drain_is_hook: bool = False
     stop_at: float = 0.0
@@ -199,7 +202,16 @@ def step(state: DrainState, fact: DrainFact, now: float, limits: Limits) -> Step
     """Take one fact at `now`; return the next state and what is to be done. Raises KeyError for an impossible pair."""
     if isinstance(fact, DrainAsked):
         return _drain_asked(state, now, hook=fact.hook)
+    if isinstance(fact, StopAsked):
+        if same_wish(state, now):
+            return state, []
+        state = replace(state, asked_at=now)
     return TABLE[state.stage, type(fact)](state, now, limits)
+
+
+def same_wish(state: DrainState, now: float) -> bool:
+    """Return whether a request to stop at `now` repeats the one before it and counts once with it."""
+    return state.stops > 0 and now - state.asked_at < SAME_WISH_S
 
 
 def _stay(state: DrainState, _now: float, _limits: Limits) -> Step:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_supervisor.core.drain import SHORT_STOP_S, DrainState, Stage
+from vllm_supervisor.core.drain import SHORT_STOP_S, DrainState, Stage, same_wish
 from vllm_supervisor.core.execution import Change
 from vllm_supervisor.core.words import ExecutionState, Outcome
 
@@ -121,8 +121,10 @@ def _cut(cut: Mapping[str, Any]) -> str:
     return f"; cut {cut['n']} ({classes}, oldest {cut['oldest_s']:.1f} s)"
 
 
-def stop_does(state: DrainState) -> str:
-    """Say what a stop does that is asked for in `state`: the first word tells a stop from a hurry and a kill."""
+def stop_does(state: DrainState, now: float) -> str:
+    """Say what a stop does that is asked for in `state` at `now`: the first word tells a stop from a hurry and a kill."""
+    if same_wish(state, now):
+        return "stopping already: asked again within a second, it counts once"
     match state.stage:
         case Stage.OPEN:
             return "stopping: what was accepted finishes first"

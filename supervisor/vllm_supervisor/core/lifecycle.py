@@ -212,7 +212,7 @@ def step(
         state = replace(state, stop_signum=fact.signum)
     if drain_fact is None:
         return _engine_step(state, fact, moment, policy, table)
-    said = _words(state, fact, policy)
+    said = _words(state, fact, moment, policy)
     state, given = _drain_step(state, drain_fact, moment, policy, table)
     more: list[Order] = []
     if isinstance(fact, facts.StopRequested):
@@ -305,7 +305,7 @@ def _for_drain(state: State, fact: Fact) -> drain.DrainFact | None:
             return None
 
 
-def _words(state: State, fact: Fact, policy: Policy) -> list[Order]:
+def _words(state: State, fact: Fact, moment: Moment, policy: Policy) -> list[Order]:
     """Say who asked for what, and that a budget is spent; to whom has pressed Ctrl-C, what a second one does."""
     match fact:
         case facts.StopRequested(by=by, signum=signum) if not state.leaving:
@@ -313,7 +313,9 @@ def _words(state: State, fact: Fact, policy: Policy) -> list[Order]:
             more = "; again: cut what is open" if pressed else ""
             return [orders.Record("stop_requested", f"stop requested by {by}{more}")]
         case facts.StopRequested(by=by):
-            return [orders.Record("stop_requested", f"stop requested again by {by}: {stop_does(state.drain)}")]
+            return [
+                orders.Record("stop_requested", f"stop requested again by {by}: {stop_does(state.drain, moment.now)}")
+            ]
         case facts.DrainRequested(by=by):
             return [orders.Record("drain_requested", f"admission closed by {by}")]
         case facts.ResumeRequested(by=by):

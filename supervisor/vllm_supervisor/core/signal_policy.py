@@ -1,6 +1,12 @@
-"""What a signal to the supervisor means: one table of (signal, phase), each cell a short list of cases.
+"""What a signal to the supervisor means: how each is received, and one table of (signal, phase), each cell a list of cases.
 
 Rules:
+* No signal ends us but KILL, ABRT and a real fault of our own: an engine without a supervisor serves on unwatched. All
+  others are blocked and read. A fault ends its process though its signal is blocked, which one that was sent does not.
+* ABRT is left alone, since systemd's watchdog ends a supervisor with it that reads no signals any more.
+* What stops or continues a process (Ctrl-Z) keeps its meaning. A failed write tells more than PIPE and XFSZ. 32 and 33
+  belong to the C library, which has no use for them in a process like ours and opens them in each new thread.
+* The limit of CPU time (XCPU) begins a stop: the kernel kills at the hard limit. It comes each second and hastens nothing.
 * The first case whose condition holds is the answer; a case without a condition always holds, and ends its cell.
 * A repeated stop goes one rung down, never up: stop, then hasten, then kill.
 * A hang-up begins a stop on a terminal, but never hastens one: a closing terminal sends it twice, once by the shell
@@ -9,11 +15,40 @@ Rules:
   EngineCore behind.
 """
 
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
 
-from vllm_supervisor.core.signal_names import SIGNALS
+from vllm_supervisor.core.signal_names import LAST_SIGNAL, NUMBERS, SIGNALS
 from vllm_supervisor.core.words import Phase
+
+
+class Handling(StrEnum):
+    """How a signal is received."""
+
+    READ = "read"  # blocked, and read with its sender: `decide` says what it means
+    DEFAULT = "default"  # left to the kernel, whose action ends nobody: stop, continue, nothing
+    IGNORED = "ignored"  # discarded by the kernel
+    FATAL = "fatal"  # ends us
+
+
+_HANDLING = {
+    Handling.DEFAULT: ("STOP", "TSTP", "TTIN", "TTOU", "CONT", "URG", "WINCH"),
+    Handling.IGNORED: ("PIPE", "XFSZ"),
+    Handling.FATAL: ("KILL", "ABRT"),
+}
+HANDLING: dict[int, Handling] = (
+    dict.fromkeys(range(1, LAST_SIGNAL + 1), Handling.READ)
+    | {NUMBERS[f"SIG{name}"]: handling for handling, names in _HANDLING.items() for name in names}
+    | {32: Handling.IGNORED, 33: Handling.IGNORED}
+)
+IGNORED = frozenset(number for number, handling in HANDLING.items() if handling is Handling.IGNORED)
+
+
+def to_read(forwarded: Iterable[str]) -> frozenset[int]:
+    """Return the numbers of the signals to be blocked and read; those passed on to the engine are among them."""
+    read = {number for number, handling in HANDLING.items() if handling is Handling.READ}
+    return frozenset(read | {NUMBERS[name] for name in forwarded})
 
 
 class Action(StrEnum):
@@ -63,13 +98,11 @@ TABLE: dict[str, dict[Phase, Cell]] = {
         "SIGHUP":  (_HANG_UP,  _NOTHING,       _NOTHING,   _NOTHING,    _NOTHING),
         "SIGQUIT": (_EVIDENCE, _EVIDENCE,      _EVIDENCE,  _EVIDENCE,   _NOTHING),
         "SIGUSR1": (_REOPEN,   _REOPEN,        _REOPEN,    _REOPEN,     _NOTHING),
+        "SIGXCPU": (_STOP,     _NOTHING,       _NOTHING,   _NOTHING,    _NOTHING),
         OTHER:     (_FORWARD,  _FORWARD,       _FORWARD,   _FORWARD,    _NOTHING),
     }.items()
 }
 # fmt: on
-
-# Signals without a row of their own of which a process dies unless it receives them: a stray one must not end us.
-STRAY: frozenset[str] = frozenset({"SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGPWR", "SIGSTKFLT"})
 
 # Signals that `signals.forward` may list: not ours, not what cannot be caught, not what the kernel sends for our faults.
 FORWARDABLE: frozenset[str] = frozenset(SIGNALS.values()) - TABLE.keys() - {

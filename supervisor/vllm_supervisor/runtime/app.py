@@ -53,8 +53,7 @@ from vllm_supervisor.core.lifecycle import Policy
 from vllm_supervisor.core.memory import GuardPolicy
 from vllm_supervisor.core.plan import Plan
 from vllm_supervisor.core.restart import RestartPolicy
-from vllm_supervisor.core.signal_names import NUMBERS
-from vllm_supervisor.core.signal_policy import STRAY
+from vllm_supervisor.core.signal_policy import IGNORED, to_read
 from vllm_supervisor.core.timeouts import Limits
 from vllm_supervisor.runtime.journal import LedgerJournal
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
@@ -69,7 +68,6 @@ from vllm_supervisor.runtime.world import LEDGER, Listener, World
 OWN_DESCRIPTORS = 256
 FEWEST_CONNECTIONS = 16
 FLUSH_WITHIN = 1.0  # seconds for our last lines to be taken
-OURS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGCHLD)
 
 
 class Streams:
@@ -103,7 +101,7 @@ def run(plan: Plan) -> int:
     fill_standard_descriptors()
     kernel_needs.check()
     hangup_ignored = signals.ignored(signal.SIGHUP)
-    received = Signals((*OURS, *(NUMBERS[name] for name in {*STRAY, *plan.config.signals.forward})))
+    received = Signals(to_read(plan.config.signals.forward), ignored=IGNORED)
     streams = Streams(plan.environ.get("TERM", ""))
     form = plan.config.log.format
     logger = log.build(

@@ -10,6 +10,7 @@ from typing import Any
 import trio
 import trio.lowlevel
 
+from vllm_supervisor.adapters import clock
 from vllm_supervisor.adapters.control_server import Answer, Call, refusal
 from vllm_supervisor.core import facts
 from vllm_supervisor.core.admission import Gate
@@ -189,7 +190,7 @@ class Control:
     async def _stop(self, call: Call) -> Answer:
         state = self._state()
         self._tell(facts.StopRequested(str(call.peer)))
-        return Answer(202, {"phase": state.phase.value, "does": stop_does(state.drain)})
+        return Answer(202, {"phase": state.phase.value, "does": stop_does(state.drain, clock.monotonic())})
 
     async def _report(self, call: Call) -> Answer:
         source, reason = call.body.get("source"), call.body.get("reason")
