@@ -18,7 +18,7 @@ from vllm_supervisor.core.systemd_words import command, environment, span
 
 _PROPERTIES = (
     "Id", "ActiveState", "Type", "KillMode", "TimeoutStopUSec", "OOMPolicy", "Restart", "RestartPreventExitStatus", "WatchdogUSec",
-    "Delegate", "LimitNOFILE", "ExecStart", "Environment", "EnvironmentFiles", "UnitFileState",
+    "Delegate", "LimitNOFILE", "ExecStart", "ExecStop", "Environment", "EnvironmentFiles", "UnitFileState",
 )  # fmt: skip
 _MOST = 200  # units looked at
 _DEPTH = 3  # a service, its timer, and what wants that

@@ -16,6 +16,7 @@ FINAL = tuple(sorted(set(MEANINGS) - {0, 1, 3, 130}))  # our statuses after whic
 TRIGGERS = ("TriggeredBy", "WantedBy", "RequiredBy", "OnFailureOf", "OnSuccessOf")
 _NOT_ENABLED = {"disabled", "static", "masked", "masked-runtime"}
 _OURS = re.compile(r"vllm[-_]supervisor\b.* (?:serve|run)\b")
+_ASKS_TO_STOP = re.compile(r"vllm[-_]supervisor\b.* stop\b")
 _BARE = re.compile(r"(?:^|[/ ])vllm serve\b|vllm\.entrypoints|\bvllm-openai\b")
 
 
@@ -154,6 +155,21 @@ def _stop_limit(facts: UnitFacts, needed_s: float) -> Finding | None:
     )
 
 
+def _stop_command(facts: UnitFacts, _needed_s: float) -> Finding | None:
+    """Flag a command of ExecStop that asks for the stop: systemd asks as well, as soon as the command has ended."""
+    command = facts.properties.get("ExecStop", "")
+    asks = re.search(r"(?:^|[ /=])p?kill(?:all)?\b", command) or _ASKS_TO_STOP.search(command)
+    if not asks or "--wait" in command:
+        return None
+    return Finding(
+        Level.WARNING,
+        "unit",
+        f"{facts.name}: ExecStop asks for the stop, and systemd sends TERM itself when that command has ended",
+        "a second request more than a second after the first ends the drain: what is open is cut",
+        "no ExecStop: TERM by systemd is a stop in order; or vllm-supervisor stop --wait",
+    )
+
+
 def _notify(facts: UnitFacts, _needed_s: float) -> Finding | None:
     if facts.properties.get("Type") in {"notify", "notify-reload"}:
         return None
@@ -233,6 +249,7 @@ def _delegate(facts: UnitFacts, _needed_s: float) -> Finding | None:
 _RULES: tuple[Callable[[UnitFacts, float], Finding | None], ...] = (
     _kill_mode,
     _stop_limit,
+    _stop_command,
     _notify,
     _oom_policy,
     _restart,
