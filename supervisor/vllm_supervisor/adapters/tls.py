@@ -12,7 +12,7 @@ from pathlib import Path
 from vllm_supervisor.core.errors import SetupError
 from vllm_supervisor.core.plan import TlsFiles
 
-_Stamp = tuple[tuple[int, int], ...]
+_Stamp = tuple[tuple[int, ...], ...]
 
 
 class Certificates:
@@ -71,12 +71,12 @@ def _sentence(files: TlsFiles, option: str, error: Exception) -> str:
 
 
 def _stamp(files: TlsFiles) -> _Stamp:
-    """Modification time (ns) and inode of each file; zeros where it is missing just now."""
+    """Modification and change time (ns), size and inode of each file, links followed; zeros where it is missing just now."""
     stamps = []
     for path in (files.certfile, files.keyfile, files.ca_certs):
         try:
             status = Path(path).stat() if path else None
         except OSError:
             status = None
-        stamps.append((status.st_mtime_ns, status.st_ino) if status else (0, 0))
+        stamps.append((status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino) if status else (0,))
     return tuple(stamps)

@@ -4,6 +4,7 @@ Rules:
 * A reload that fails changes nothing: the certificates in use stay, and the log says what is wrong with the new ones.
 * Everything else in the configuration needs a restart; a parked engine is tried again, since somebody has mended
   something.
+* Files that change one after the other are tried each second until they fit each other; that is told once.
 * Each reload that is asked for says what came of it, also where there was nothing to do.
 """
 
@@ -41,12 +42,12 @@ class Reload:
         self._state = state
         self._tell = tell
         self._say = say
-        self._complaint = ""
+        self._complained = False  # of the files as they are: half of a pair is looked at again each second
 
     def asked(self, by: str) -> None:
         """Reload now, for `by`."""
         self._service.reloading()
-        self._complaint = ""
+        self._complained = False
         self._read_certificates()
         parked = self._state().node is Node.PARKED
         if self._certificates is None and not parked:
@@ -66,10 +67,9 @@ class Reload:
         try:
             self._certificates.reload()
         except SetupError as problem:
-            complaint = f"the certificates in use stay: {problem}"
-            if complaint != self._complaint:  # a half-written file is looked at again each second
-                self._say("reload_failed", complaint, "warning")
-            self._complaint = complaint
+            if not self._complained:
+                self._say("reload_failed", f"the certificates in use stay: {problem}", "warning")
+            self._complained = True
             return
-        self._complaint = ""
+        self._complained = False
         self._say("certificates", "new connections use the certificates read just now", "info")

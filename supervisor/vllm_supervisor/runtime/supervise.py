@@ -278,6 +278,7 @@ class Supervisor:
                 self._guard.look()
                 self._hands.look()
                 self._keep_places()
+                self._reload.tick()
                 state = self._loop.state
                 show.tick(state, self._room.current)
                 self._service.after(state)
