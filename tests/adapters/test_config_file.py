@@ -1,5 +1,6 @@
 """The two configuration files: ours and vLLM's."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def test_what_never_ends_is_refused(tmp_path: Path, read) -> None:
         assert endless.stdout is not None
         pipe = Path(f"/dev/fd/{endless.stdout.fileno()}")
         for path in (tmp_path / "huge", pipe, Path("/dev/full")):
-            with pytest.raises(SetupError, match=r"larger than 1 MiB|is a device") as caught:
+            with pytest.raises(SetupError, match=r"larger than (1 MiB|256 KiB)|is a device") as caught:
                 read(path)
             assert caught.value.status == 78
         endless.kill()
@@ -91,3 +92,78 @@ def test_bad_yaml(tmp_path: Path, content: bytes, told: str) -> None:
     with pytest.raises(SetupError, match=told) as caught:
         vllm_yaml.read(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("read", [config_file.read, vllm_yaml.read])
+def test_a_named_pipe_is_refused_at_once(tmp_path: Path, read) -> None:
+    """Nobody may ever write into it: it is told, and not waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SetupError, match=r"named pipe; name a file|a device or a pipe; name a file"):
+        read(tmp_path / "pipe")
+
+
+def test_an_open_pipe_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever holds a pipe open and writes nothing does not keep a start waiting."""
+    monkeypatch.setattr(config_file, "PATIENCE", 0.05)
+    mine, theirs = os.pipe()
+    with pytest.raises(ConfigError, match="the pipe did not end within"):
+        config_file.read(Path(f"/dev/fd/{mine}"))
+    os.close(mine)
+    os.close(theirs)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"a = " + b"[" * 20_000, "nested too deeply"),
+        (b"a = " + b"[" * 20_000 + b"]" * 20_000, "nested too deeply"),
+        (b"a = " + b"{a=" * 20_000, "nested too deeply"),
+        (b"a = " + b"9" * 5_000, "not valid TOML"),
+        (b"a = \x00", "not valid TOML"),
+        (b'a = "\x00"', "not valid TOML"),
+        (b"\xff\xfea\x00", "byte 0 is not UTF-8"),
+    ],
+)
+def test_hostile_toml(tmp_path: Path, content: bytes, told: str) -> None:
+    """What the parser gives up on is one short line."""
+    (tmp_path / "c.toml").write_bytes(content)
+    with pytest.raises(ConfigError, match=told) as caught:
+        config_file.read(tmp_path / "c.toml")
+    assert len(str(caught.value)) < 500
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
+    """Editors on Windows write one."""
+    (tmp_path / "c").write_bytes(b'\xef\xbb\xbfrelease = "a"')
+    assert config_file.read(tmp_path / "c") == {"release": "a"}
+    (tmp_path / "c").write_bytes(b"\xef\xbb\xbfport: 9")
+    assert vllm_yaml.read(tmp_path / "c") == {"port": 9}
+
+
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("a: " + "[" * 20_000, "nested too deeply"),
+        ("a: " + "{a: " * 20_000, "nested too deeply"),
+        (LAUGHS, "more than a few aliases"),
+        (MERGES, "more than a few aliases"),
+        ("a: &a [*a]\nb: " + "[" * 60, "nested too deeply"),
+        ("a: " + "9" * 5_000, "a value cannot be read"),
+        ("a: !!bool x", "a value cannot be read"),
+        ("a: !!int ''", "a value cannot be read"),
+        ("a: !!timestamp x", "a value cannot be read"),
+        ("a: 2026-99-99", "a value cannot be read"),
+        ("a: \x00", "not valid YAML"),
+        ("? [a]\n: b", "not valid YAML"),
+    ],
+)
+def test_hostile_yaml(tmp_path: Path, content: str, told: str) -> None:
+    """Depth, aliases that double at each level and values of another tag are one short line each."""
+    (tmp_path / "c.yaml").write_text(content)
+    with pytest.raises(SetupError, match=told) as caught:
+        vllm_yaml.read(tmp_path / "c.yaml")
+    assert len(str(caught.value)) < 500

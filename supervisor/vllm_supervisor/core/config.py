@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_supervisor.core.config_kinds import TABLE, Setting
+from vllm_supervisor.core.config_pairs import contradictions
 from vllm_supervisor.core.config_sections import Config
 from vllm_supervisor.core.errors import ConfigError
 from vllm_supervisor.core.redact import is_secret_name
@@ -23,6 +24,8 @@ from vllm_supervisor.core.units import BadValueError
 
 PREFIX = "VLLM_SUPERVISOR_"
 DEFAULT = "default"
+MOST_PROBLEMS = 50  # told at once
+LONGEST_NAME = 100  # characters of a name that is shown, and compared with others
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,9 @@ def build(
     origins = dict.fromkeys(known, DEFAULT)
     sources = (*_from_file(file or {}, known, file_name), *_from_env(env), *_from_sets(sets, problems))
     for key, raw, origin in sources:
+        if len(problems) >= MOST_PROBLEMS:
+            problems.append("and perhaps more: mend these first")
+            break
         table, _, entry = key.rpartition(".")
         if table in known and known[table].kind is TABLE:
             key, raw = table, {entry: raw}  # noqa: PLW2901  # an entry of a table is a table of one, merged below
@@ -91,7 +97,18 @@ def build(
         origins[key] = origin
     if problems:
         raise ConfigError(problems)
-    return Loaded(_assemble(values), origins, tuple(_doubts(env, known)))
+    config = _assemble(values)
+    told = [
+        f"{origin}: {_written(config, known, pair.first)} and {_written(config, known, pair.second)}: {pair.remedy}"
+        for pair, origin in contradictions(config, origins, DEFAULT)
+    ]
+    if told:
+        raise ConfigError(told)
+    return Loaded(config, origins, tuple(_doubts(env, known)))
+
+
+def _written(config: Config, known: Mapping[str, Setting], key: str) -> str:
+    return f"{key} = {known[key].kind.show(value_of(config, key))}"
 
 
 def _from_file(file: Mapping[str, Any], known: Mapping[str, Setting], name: str) -> Iterator[tuple[str, Any, str]]:
@@ -134,7 +151,7 @@ def _from_sets(sets: Sequence[str], problems: list[str]) -> Iterator[tuple[str, 
     for text in sets:
         key, equals, value = text.partition("=")
         if not equals:
-            problems.append(f"--set {key}: expected section.key=value")
+            problems.append(f"--set {key[:LONGEST_NAME]}: expected section.key=value")
             continue
         yield key.strip(), value, "--set"
 
@@ -145,15 +162,15 @@ def _unknown(key: str, raw: object, known: Mapping[str, Setting]) -> str:
     if key in sections:
         return f"{key} is a section, not a key; write {key}.KEY, or [{key}] above its keys"
     if isinstance(raw, dict) and "." not in key:
-        near = difflib.get_close_matches(key, sections, n=1, cutoff=0.6)
+        near = difflib.get_close_matches(key[:LONGEST_NAME], sections, n=1, cutoff=0.6)
         meant = f"did you mean [{near[0]}]?" if near else f"there are {', '.join(f'[{name}]' for name in sections)}"
-        return f"unknown section [{key}]; {meant}"
-    return f"unknown key {key}{_nearest(key, known)}"
+        return f"unknown section [{key[:LONGEST_NAME]}]; {meant}"
+    return f"unknown key {key[:LONGEST_NAME]}{_nearest(key, known)}"
 
 
 def _nearest(key: str, known: Mapping[str, Setting]) -> str:
     """Suggest what was probably meant: a near spelling, or the same key in another section."""
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+    near = difflib.get_close_matches(key[:LONGEST_NAME], known, n=1, cutoff=0.75)
     near = near or [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]][:1]
     return f"; did you mean {near[0]}?" if near else "; `vllm-supervisor config schema` lists them all"
 
@@ -161,7 +178,10 @@ def _nearest(key: str, known: Mapping[str, Setting]) -> str:
 def _shown(key: str, raw: object) -> str:
     if isinstance(raw, dict) or is_secret_name(key):
         return "…"
-    text = repr(raw)
+    try:
+        text = repr(raw)
+    except (ValueError, RecursionError):  # a number of thousands of digits, a list nested as deeply
+        return "…"
     return text if len(text) <= 60 else text[:59] + "…"
 
 

@@ -61,7 +61,14 @@ def _string(value: object) -> str:
         raise BadValueError("expected a string")
     if any(character < " " or character == "\x7f" for character in value):
         raise BadValueError("expected a string without control characters")
+    if not _is_text(value):
+        raise BadValueError("expected UTF-8")
     return value
+
+
+def _is_text(value: str) -> bool:
+    """Say whether it can be written anywhere: bytes of the environment that are no UTF-8 become surrogates."""
+    return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _boolean(value: object) -> bool:
@@ -193,6 +200,8 @@ def _table(value: object) -> dict[str, str]:
     for name in value:
         if not name or "=" in name or "\0" in name + value[name]:
             raise BadValueError("expected names that can be environment variables")
+        if not _is_text(name + value[name]):
+            raise BadValueError("expected UTF-8")
     return dict(value)
 
 

@@ -51,7 +51,7 @@ def parse_duration(value: object) -> float:
             raise BadValueError(f"expected {DURATION_HINT}")
         seconds = float(number) * SECONDS[unit or "s"]
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value)
+        seconds = float(value) if abs(value) <= _LONGEST else -1.0  # a whole number can be beyond any float
     else:
         raise BadValueError(f"expected {DURATION_HINT}")
     if not 0 <= seconds <= _LONGEST:  # NaN fails both comparisons
