@@ -91,9 +91,19 @@ def test_run_must_say_where_the_engine_listens(arguments: list[str]) -> None:
         run_command("/bin/engine", arguments)
 
 
-def environment(environ: dict[str, str], extra: dict[str, str] | None = None, path_first: str = "") -> dict[str, str]:
+def environment(
+    environ: dict[str, str], extra: dict[str, str] | None = None, path_first: str = "", *, unix_socket: bool = False
+) -> dict[str, str]:
     """Build an environment with fixed marks."""
-    return build(environ, extra or {}, run="r1", incarnation=2, rpc_directory="/run/rpc", path_first=path_first)
+    return build(
+        environ,
+        extra or {},
+        run="r1",
+        incarnation=2,
+        unix_socket=unix_socket,
+        rpc_directory="/run/rpc",
+        path_first=path_first,
+    )
 
 
 ADDED = {
@@ -118,6 +128,26 @@ def test_what_speaks_to_us_is_taken_out() -> None:
 def test_the_users_keep_alive_stays() -> None:
     """A keep-alive time that the user has set is not overridden."""
     assert environment({"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "5"})["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("told", "unix_socket", "trusted"),
+    [
+        (None, True, "*"),
+        ("10.0.0.0/8", True, "*"),
+        ("", True, "*"),
+        (None, False, None),  # uvicorn's default is 127.0.0.1, which is us
+        ("*", False, "*"),
+        ("127.0.0.1", False, "127.0.0.1"),
+        ("10.0.0.0/8", False, "10.0.0.0/8,127.0.0.1"),
+    ],
+)
+@pytest.mark.parametrize("by", ["environ", "extra"])
+def test_the_engine_believes_the_front_door(by: str, told: str | None, unix_socket: bool, trusted: str | None) -> None:
+    """On a private Unix socket everything is believed, on loopback what the user trusts and we."""
+    given = {} if told is None else {"FORWARDED_ALLOW_IPS": told}
+    environ, extra = (given, {}) if by == "environ" else ({"FORWARDED_ALLOW_IPS": "9.9.9.9"} if given else {}, given)
+    assert environment(environ, extra, unix_socket=unix_socket).get("FORWARDED_ALLOW_IPS") == trusted
 
 
 def test_engine_env_wins_but_for_the_markers() -> None:

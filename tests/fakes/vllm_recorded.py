@@ -4,6 +4,8 @@ Recorded by running `FlexibleArgumentParser.parse_args(["serve", *words])` with 
 3.11, model "m" and vLLM's defaults left out. `@FILE` stands for the path of a YAML file with the text of `YAML`.
 """
 
+from vllm_supervisor.core.cors import Cors
+
 YAML = """\
 port: 5555
 model: from-yaml
@@ -71,7 +73,7 @@ ACCEPTED: list[tuple[str, dict[str, object]]] = [
         {"ssl_ca_certs": "ca", "ssl_cert_reqs": 2, "ssl_ciphers": "X:Y"},
     ),
     ("--port 5 -- m", {"port": 5}),
-    ('m --allowed-origins ["*"] --port 9', {"port": 9}),
+    ('m --allowed-origins ["*"] --port 9', {"port": 9, "cors": Cors(("*",))}),
     ("m --data-parallel-size 2 --data-parallel-rank 1", {"data_parallel_size": 2}),
     ("m --served-model-name=a --served-model-name b c", {"served_model_name": ("b", "c")}),
     (
