@@ -75,11 +75,20 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert json.loads(path.read_text(encoding="utf-8")) == {}
 
 
-@pytest.mark.parametrize("name", [name for name in PLACES if name != "nothing"])
-def test_what_stands_in_the_place_of_the_draft_is_an_error(tmp_path: Path, name: str) -> None:
-    """It is not followed and not waited for; the file stays as it was."""
+@pytest.mark.parametrize("name", [name for name in PLACES if name not in {"nothing", "directory"}])
+def test_what_stands_in_the_place_of_the_draft_is_put_away(tmp_path: Path, name: str) -> None:
+    """It is not followed, not waited for and not written: a run that was killed may have left a draft as well."""
     json_file.replace(tmp_path / "file", 1)
     PLACES[name][0](tmp_path / "file.new")
+    json_file.replace(tmp_path / "file", 2)
+    assert json_file.read(tmp_path / "file") == 2
+    assert not (tmp_path / "file.new").is_symlink()
+
+
+def test_a_directory_in_the_place_of_the_draft_stays(tmp_path: Path) -> None:
+    """It is none of ours, so it is an error; the file stays as it was."""
+    json_file.replace(tmp_path / "file", 1)
+    (tmp_path / "file.new").mkdir()
     with pytest.raises(OSError, match=r"."):
         json_file.replace(tmp_path / "file", 2)
     assert json_file.read(tmp_path / "file") == 1

@@ -105,7 +105,7 @@ def test_whatever_the_file_says_is_one_line(tmp_path: Path, text: bytes, told: s
     ("make", "told"),
     [
         (Path.mkdir, "Is a directory"),
-        (os.mkfifo, "its file lock is no regular file, remove it"),
+        (os.mkfifo, ".*/lock is not ours: it is no regular file; remove it"),
         (lambda path: path.symlink_to("elsewhere"), "Too many levels of symbolic links"),
     ],
 )

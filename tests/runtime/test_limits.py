@@ -181,7 +181,7 @@ async def test_slow_bodies_make_room_at_the_limit_of_connections():
         newcomer = await door.client()
         await newcomer.post(b"/v1/completions")
         assert (await newcomer.answer())[0].startswith(b"HTTP/1.1 200 ")
-        assert await slow[0].to_end() == b""
+        assert (await slow[0].answer())[0].startswith(b"HTTP/1.1 503 ")
         await slow[1].send(b"x" * 46)
         assert (await slow[1].answer())[0].startswith(b"HTTP/1.1 200 ")
 
@@ -422,7 +422,7 @@ async def test_at_the_limit_the_longest_waiting_connection_makes_room():
 
 @in_trio
 async def test_busy_connections_are_never_evicted_and_health_still_answers():
-    """With every connection busy, one more is served health paths and is told 429 for anything else."""
+    """With every connection busy, one more is served health paths and reads 503 for anything else."""
     async with open_door(_hang, settings=FrontDoorSettings(max_connections=2)) as door:
         busy = [await door.client() for _ in range(2)]
         for client in busy:
@@ -433,10 +433,46 @@ async def test_busy_connections_are_never_evicted_and_health_still_answers():
         another = await door.client()
         await another.post(b"/v1/completions")
         head, body = await another.answer()
-        assert head.startswith(b"HTTP/1.1 429 ")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 1\r\n" in head
         assert json.loads(body)["error"]["code"] == "saturated"
         assert door.journal.rejections == [("completions", "saturated")]
         assert door.gate.in_flight == 2
+
+
+@in_trio
+async def test_nobody_is_turned_away_without_a_word():
+    """Evicted before a first answer, or served beyond the limit, a client reads 503; the key is logged once."""
+    async with open_door(_hang, settings=FrontDoorSettings(max_connections=2)) as door:
+        for _ in range(2):
+            await (await door.client()).post(b"/v1/completions")
+        await door.engine.seen(2)
+        clients = [await door.client() for _ in range(3)]  # each takes the place of the one before
+        await clients[-1].post(b"/v1/completions")
+        for client in clients:
+            head, body = await client.answer()
+            assert head.startswith(b"HTTP/1.1 503 ")
+            assert json.loads(body)["error"]["code"] == "saturated"
+        assert door.gate.counts.accepted == 2
+        assert [line["event"].partition(";")[0] for line in door.log if line["log_level"] == "warning"] == [
+            "refused a client: front_door.max_connections = 2 is reached"
+        ]
+
+
+@in_trio
+async def test_clients_beyond_everything_read_why():
+    """With the reserve busy as well, a client is refused before it has sent anything, and its connection ends in order."""
+    async with open_door(_hang, settings=FrontDoorSettings(max_connections=1)) as door:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(front_door, "_HEALTH_RESERVE", 0)
+            await (await door.client()).post(b"/v1/completions")
+            await door.engine.seen()
+            for _ in range(70):
+                client = await door.client()
+                head, body = await client.answer()
+                assert head.startswith(b"HTTP/1.1 503 ")
+                assert json.loads(body)["error"]["code"] == "saturated"
+                assert await client.to_end() == b""
 
 
 @in_trio

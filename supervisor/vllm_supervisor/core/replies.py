@@ -9,6 +9,7 @@ Rules:
 import json
 from http import HTTPStatus
 
+from vllm_supervisor.core.admission import SATURATED
 from vllm_supervisor.core.view import View
 from vllm_supervisor.core.words import RequestClass
 
@@ -69,6 +70,12 @@ def preflight(status: int, body: bytes, fields: bytes) -> bytes:
 def retry_after(seconds: int) -> bytes:
     """Build the header line that tells when to come back."""
     return b"Retry-After: %d\r\n" % seconds
+
+
+def crowded(fields: bytes = b"", *, head_only: bool = False) -> bytes:
+    """Build the answer to a client for whom there is no connection left."""
+    message = "too many connections are open; try again"
+    return refusal(503, SATURATED, message, fields=retry_after(1) + fields, head_only=head_only)
 
 
 def failure(status: int, code: str, message: str, *, fields: bytes = b"", head_only: bool) -> bytes:

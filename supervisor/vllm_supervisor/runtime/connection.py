@@ -21,7 +21,7 @@ import trio
 from vllm_supervisor.adapters import sockets
 from vllm_supervisor.adapters.http1 import RequestHeads
 from vllm_supervisor.core import replies
-from vllm_supervisor.core.admission import SATURATED, Rejection
+from vllm_supervisor.core.admission import SATURATED
 from vllm_supervisor.core.ending import Ending
 from vllm_supervisor.core.front_door_settings import FrontDoorSettings
 from vllm_supervisor.core.http_semantics import MAX_FIELDS, BadRequest, RequestHead, broken_line
@@ -63,6 +63,7 @@ class Connection:
     """See the module's rules; `run` is its whole life."""
 
     __slots__ = (
+        "_answered",
         "_begin",
         "_busy",
         "_checked",
@@ -97,6 +98,7 @@ class Connection:
         self._looping = False
         self._exchange: Exchange | None = None
         self._discarded = 0
+        self._answered = False  # it has been served a request
         self._rest()
 
     async def run(self) -> None:
@@ -197,7 +199,7 @@ class Connection:
             raw = bytes(inbox[begin:end])
             self._inbox = bytes(inbox[end:])
             self._hall.waiting.pop(self, None)
-            self._busy = True
+            self._busy = self._answered = True
             self._begin = self._scan_from = self._checked = 0
             if end - begin <= _HEAD_AT_ONCE and len(inbox) <= _BYTES_AT_ONCE:
                 self._serve(raw)
@@ -299,9 +301,7 @@ class Connection:
         desk = self._hall.desk
         if route.kind is Kind.GATED:
             desk.journal.rejected(route.request_class, SATURATED)
-        rejection = Rejection(429, SATURATED, "too many connections are open; try again")
-        fields = replies.retry_after(desk.retry_after(rejection)) + self._hall.own.cors_fields(head.fields)
-        return replies.refusal(429, SATURATED, rejection.message, fields=fields, head_only=head.method == b"HEAD")
+        return replies.crowded(self._hall.own.cors_fields(head.fields), head_only=head.method == b"HEAD")
 
     def _refuse(self, bad: BadRequest, *, fields: bytes = b"") -> None:
         self._link.write(replies.refusal(bad.status, "bad_request", bad.message, fields=bad.fields + fields))
@@ -358,7 +358,13 @@ class Connection:
         return self._idle_since
 
     def expire(self) -> None:
-        """Make room: close without a word."""
+        """Make room. Who has sent nothing since its last answer finds its connection closed, as at its idle limit."""
+        if self._exchange is None and not self._link.outbox and (self._first_byte_at is not None or not self._answered):
+            self._link.write(replies.crowded())
+        self._close()
+
+    def abort(self) -> None:
+        """Close for an internal error."""
         self._close()
 
     def tick(self, now: float) -> None:

@@ -174,7 +174,8 @@ class Exchange:
                 self._refuse(answer)
 
     def evict(self) -> None:
-        """Make room: take the client, whose body is still to come, for gone."""
+        """Make room: refuse the client, whose body is still to come, and take it for gone."""
+        self._client.write(replies.crowded(head_only=self._head.method == b"HEAD"))
         self._client.give_up()
 
     def _left(self, _clean: bool) -> None:

@@ -8,10 +8,12 @@ Rules:
 * Nothing here goes on for long without a checkpoint: neither accepting nor the sweep.
 """
 
+import contextlib
 import errno
 import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable
 
 import trio
@@ -20,6 +22,7 @@ from structlog.typing import FilteringBoundLogger
 from vllm_supervisor.adapters import sockets
 from vllm_supervisor.adapters.http1 import RequestHeads
 from vllm_supervisor.adapters.upstream import Upstreams
+from vllm_supervisor.core import replies
 from vllm_supervisor.core.admission import Gate, Rejection
 from vllm_supervisor.core.forwarding import UNKNOWN
 from vllm_supervisor.core.front_door_settings import FrontDoorSettings
@@ -35,6 +38,8 @@ from vllm_supervisor.runtime.own_answers import OwnAnswers
 from vllm_supervisor.runtime.pump import Pump
 
 LIMIT_LOGGED_EVERY = 60.0  # seconds between two warnings of the same limit
+_TURNED_AWAY_KEPT = 64  # connections beyond that reserve, until their clients have read why
+_TURNED_AWAY_S = 2.0
 _HEALTH_RESERVE = 64  # connections beyond the limit, for health paths
 _ACCEPT_S = 0.005  # in one go
 _SWEEP_BATCH = 64
@@ -67,6 +72,7 @@ class FrontDoor:
         self._closing = False
         self._probe_hint_given = False
         self._limits_logged: dict[str, float] = {}
+        self._turned_away: deque[tuple[float, socket.socket]] = deque()  # closed at once, they would be reset
         self._unsolicited_times = 0
         self._unsolicited_logged_at: float | None = None
         self._pump = Pump(now=now, on_fault=self._fault, begin_turn=journal.begin_turn, end_turn=journal.end_turn)
@@ -111,6 +117,8 @@ class FrontDoor:
         finally:
             self._links.drop_all()
             self._pump.close()
+            for _, sock in self._turned_away:
+                sock.close()
 
     def close_idle(self) -> None:
         """From now on every answer ends its connection; requests that come late still get their refusal."""
@@ -155,9 +163,12 @@ class FrontDoor:
 
     def _admit(self, sock: socket.socket, host: str | None, nursery: trio.Nursery) -> None:
         beyond = len(self._connections) - self._settings.max_connections
-        health_only = beyond >= 0 and not self._make_room()
-        if health_only and beyond >= _HEALTH_RESERVE:
-            sockets.reset(sock)
+        room = beyond < 0 or self._make_room()
+        health_only = beyond > 0 or not room  # what made room may itself have been beyond the limit
+        if beyond >= 0:
+            self._limit_reached("front_door.max_connections", self._settings.max_connections)
+        if not room and beyond >= _HEALTH_RESERVE:
+            self._turn_away(sock)
             return
         if self._tls is not None:
             try:
@@ -170,6 +181,18 @@ class FrontDoor:
         connection = Connection(self._hall, link, health_only=health_only)
         self._connections.add(connection)
         nursery.start_soon(self._run, connection)
+
+    def _turn_away(self, sock: socket.socket) -> None:
+        """Refuse a client without serving it. By TLS it would cost a handshake, so there it is a reset, as ever so often."""
+        if self._tls is not None:
+            sockets.reset(sock)
+            return
+        with contextlib.suppress(OSError):  # it takes what its buffer takes, which is more than this
+            sock.send(replies.crowded())
+        sockets.finish_sending(sock)
+        self._turned_away.append((self._now(), sock))
+        if len(self._turned_away) > _TURNED_AWAY_KEPT:
+            self._turned_away.popleft()[1].close()
 
     def _make_room(self) -> bool:
         """Close the connection that has waited longest for a head or a body; False if every one is busy."""
@@ -213,10 +236,12 @@ class FrontDoor:
                     connection.tick(now)
                 except Exception as fault:  # noqa: BLE001 - as in `_run`
                     self._fault(fault)
-                    connection.expire()
+                    connection.abort()
                 if number % _SWEEP_BATCH == 0:
                     await trio.lowlevel.checkpoint()
             self._links.drop_old()
+            while self._turned_away and now - self._turned_away[0][0] >= _TURNED_AWAY_S:
+                self._turned_away.popleft()[1].close()
 
     def _fault(self, fault: Exception) -> None:
         self._log.error("a fault of ours ended an exchange", exc_info=fault)
