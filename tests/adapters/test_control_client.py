@@ -92,6 +92,9 @@ def answering(path: Path, pieces: Iterable[bytes], pause: float = 0.0) -> Iterat
                 sock.sendall(piece)
                 if over.wait(pause):
                     break
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(65536):  # what was not read would reset the connection
+                pass
 
     def accept() -> None:
         while True:

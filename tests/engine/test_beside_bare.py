@@ -26,7 +26,7 @@ def bare(engine: TinyEngine, account: Account) -> Iterator[tuple[subprocess.Pope
     ) as process:
         family = psutil.Process(process.pid)
         try:
-            until(lambda: ports._only_bound(port, b"\x7f\0\0\1"), within=START, what="the port to be bound")
+            until(lambda: ports._only_bound(port, b"\x7f\0\0\1"), within=2 * START, what="the port to be bound")
             yield process, port
         finally:
             children = family.children(recursive=True)

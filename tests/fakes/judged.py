@@ -78,7 +78,7 @@ class Judged:
     def fault(self, name: str, value: str | None = None, *, clear: bool = False) -> None:
         """Switch a fault of the stand-in on or off, past the front door."""
         incarnation = self.status()["engine"]["incarnation"]
-        [path] = (self.account.home / f"run/vllm-supervisor/{self.client.port}").glob(f"engine-*-{incarnation}.sock")
+        [path] = (self.account.home / f"run/vllm-supervisor/{self.client.port}").glob(f"engine-*-{incarnation}/sock")
         body = {"name": name} | ({"clear": True} if clear else {"value": value} if value is not None else {})
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=10.0) as engine:
             assert engine.post("http://localhost/mock/fault", json=body).status_code == 200

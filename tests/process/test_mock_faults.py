@@ -309,6 +309,14 @@ def test_metrics_can_be_missing_partial_renamed_or_failing(engine: MockEngine) -
     assert ("gpu_cache_usage_perc" in renamed, 'num_requests_running{engine="' in renamed) == (True, False)
 
 
+def test_metrics_can_stay_zero(engine: MockEngine) -> None:
+    """With metrics_zero every series is there and none shows that anything was done."""
+    assert engine.post(CHAT, ASK).status == 200
+    assert (engine.metric(TOKENS, engine="0") or 0) > 0
+    engine.fault("metrics_zero")
+    assert engine.metric(TOKENS, engine="0") == 0
+
+
 def test_the_start_time_alternates(engine: MockEngine) -> None:
     """Scrapes see two start times in turn, as behind a balancing proxy."""
     engine.fault("start_time_alternates")

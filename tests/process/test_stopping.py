@@ -109,13 +109,15 @@ def test_a_restart_whose_time_ends_does_not_speak_of_a_stop(start_mock: StartMoc
 
 
 def test_a_second_signal_ends_the_drain_now(start_mock: StartMock, account: Account) -> None:
-    """With a long budget and an endless stream, the second TERM ends it within the engine's stop budget."""
+    """With a long budget and an endless stream, a TERM more than a second later ends it within the engine's stop budget."""
     supervisor, client = start_mock("--max-model-len", "1m", before=("--set", "drain.budget=10m"))
     supervisor.until(client.is_ready, within=30.0, what="ready")
     with client.stream(max_tokens=100_000, ignore_eos=True) as stream:
         next(stream)
         supervisor.signal(signal.SIGTERM)
         supervisor.until(lambda: client.get("/readyz").status_code == 503, within=10.0, what="admission closed")
+        new_wish = time.monotonic() + 1.05  # within a second of the first it would count once with it
+        supervisor.until(lambda: time.monotonic() > new_wish, within=5.0, what="a second")
         again = time.monotonic()
         supervisor.signal(signal.SIGTERM)
         assert supervisor.ends(within=20.0) == 80, supervisor.words()

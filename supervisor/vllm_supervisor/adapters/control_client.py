@@ -201,7 +201,7 @@ class ControlClient:
                 target = f"{path}?{urlencode(query)}" if query else path
                 headers = {"Connection": "close"} | ({"Content-Type": "application/json"} if content else {})
                 # A refusal may come before all was sent; it is still to be read.
-                with contextlib.suppress(BrokenPipeError):
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     connection.request(method, target, content, headers)
                 if patient:
                     reader.deadline = None

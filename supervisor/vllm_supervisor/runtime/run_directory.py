@@ -47,6 +47,7 @@ class RunDirectory:
             self._inode = path.lstat()
         except (SetupError, OSError):
             listener.close()
+            path.unlink(missing_ok=True)
             raise
         return listener
 
