@@ -242,7 +242,8 @@ def start(account: Account) -> Iterator[Callable[..., Judged]]:
 
 def test_evidence_asked_for_before_the_first_look_has_the_engine_looked_at(start: Callable[..., Judged]) -> None:
     """QUIT soon after ready: the bundle and its line say that the ready engine is idle, not that it starts."""
-    judged = start(more=("health.interval=1h",))
+    waits = ('health.waits=["2h", "2h"]', 'health.waits_slow=["2h", "2h"]', "health.failing_after=2h")
+    judged = start(more=("health.interval=1h", *waits))
     assert judged.status()["health"]["source"] == "life of the engine"
     judged.supervisor.signal(signal.SIGQUIT)
     judged.supervisor.until(lambda: judged.events("incident"), within=15.0, what="a bundle")

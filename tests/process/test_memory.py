@@ -93,7 +93,7 @@ def test_another_cards_fault_explains_nothing(
     psutil.Process(main).kill()
     if explains:
         supervisor.until_said('"parked"', within=10.0)
-        assert "fallen off the bus" in client.get("/readyz").json()["reason"]
+        assert "gpu off the bus" in client.get("/readyz").json()["reason"]
         assert not spawned(supervisor, 2)
     else:
         supervisor.until(lambda: spawned(supervisor, 2), within=10.0, what="the next engine")

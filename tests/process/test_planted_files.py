@@ -59,7 +59,7 @@ def _pipe_as_lock(state: Path, _victim: Path) -> None:
 
 @pytest.mark.parametrize(
     "plant",
-    [_link_ledger, _link_segment, _second_name_of_segment, _link_lock, _second_name_of_lock, _pipe_as_lock],
+    [_link_ledger, _link_lock, _second_name_of_lock, _pipe_as_lock],
 )
 def test_a_start_on_planted_files_is_refused(
     plant: Callable[[Path, Path], None], victim: Path, account: Account
@@ -73,6 +73,24 @@ def test_a_start_on_planted_files_is_refused(
     assert ended.returncode == 78, ended.stderr
     assert len(ended.stderr.splitlines()) == 1, ended.stderr
     assert str(state) in ended.stderr
+    assert tree(victim) == before
+
+
+@pytest.mark.parametrize("plant", [_link_segment, _second_name_of_segment])
+def test_the_ledger_begins_behind_a_planted_segment(
+    plant: Callable[[Path, Path], None], victim: Path, account: Account, start_mock: StartMock
+) -> None:
+    """The segment stays as it is, the next number begins, and what the planted one leads to is as it was."""
+    state = account.home / "state" / "vllm-supervisor" / "n"
+    state.mkdir(parents=True, mode=0o700)
+    plant(state, victim)
+    before = tree(victim)
+    supervisor, client = start_mock("--mock-start-time", "0s", before=("--name", "n"))
+    supervisor.until(client.is_ready, within=30.0, what="ready")
+    assert client.chat().status_code == 200
+    supervisor.signal(signal.SIGTERM)
+    assert supervisor.ends(within=20.0) == 0, supervisor.words()
+    assert (state / "ledger" / segment_name(2)).stat().st_size > 0
     assert tree(victim) == before
 
 

@@ -30,7 +30,7 @@ def test_the_engine_lives_on_and_the_tools_find_us(removed: str, start_mock: Sta
     with client.stream(max_tokens=2000, ignore_eos=True) as stream:
         next(stream)
         if removed == "sockets":
-            for socket in place(account, client).glob("*.sock"):
+            for socket in [*place(account, client).glob("*.sock"), *place(account, client).glob("engine-*/sock")]:
                 socket.unlink()
         else:
             shutil.rmtree(place(account, client) if removed == "directory" else account.home / "run")
