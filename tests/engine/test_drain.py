@@ -11,7 +11,7 @@ from fakes import drain_scenario
 from fakes.books import Books
 from fakes.drain_scenario import Asked, Watcher
 from fakes.streams import Streams
-from fakes.supervisor_process import Account, Client, Supervisor, chat_body
+from fakes.supervisor_process import Account, Client, Supervisor, chat_body, until
 from fakes.tiny_engine import START, TinyEngine
 
 pytestmark = pytest.mark.engine
@@ -114,8 +114,10 @@ def test_a_second_signal_cuts_at_once(engine: TinyEngine) -> None:
     with Account(engine.env) as account:
         supervisor, client, port = start(engine, account, sets=("drain.budget=10m",))
         with client, Streams(port, 4, max_tokens=30_000, ignore_eos=True):
+            asked = time.monotonic()
             supervisor.signal(signal.SIGTERM)
             supervisor.until(lambda: client.get("/readyz").status_code == 503, within=5.0, what="readiness off")
+            until(lambda: time.monotonic() - asked > 1.1, within=5.0, what="a second, in which another would not count")
             again = time.monotonic()
             supervisor.signal(signal.SIGTERM)
             assert supervisor.ends(within=20.0) == 80, supervisor.words()

@@ -91,7 +91,7 @@ class Judged:
     def bundles(self) -> list[Path]:
         """Give the evidence bundles, the oldest first."""
         found = (self.account.home / "state").glob("vllm-supervisor/*/incidents/*")
-        return sorted(found, key=lambda path: int(path.name))
+        return sorted((path for path in found if path.name.isdecimal()), key=lambda path: int(path.name))
 
     def close(self) -> None:
         """Close the connection to the control socket."""

@@ -166,7 +166,7 @@ def _stop_command(facts: UnitFacts, _needed_s: float) -> Finding | None:
         "unit",
         f"{facts.name}: ExecStop asks for the stop, and systemd sends TERM itself when that command has ended",
         "a second request more than a second after the first ends the drain: what is open is cut",
-        "no ExecStop: TERM by systemd is a stop in order; or vllm-supervisor stop --wait",
+        "no ExecStop: TERM by systemd is a stop in order",
     )
 
 
