@@ -155,7 +155,7 @@ async def test_a_held_client_that_leaves_as_admission_opens_is_not_admitted():
         while not door.front.connections:
             await trio.lowlevel.checkpoint()
         await trio.testing.wait_all_tasks_blocked()
-        (connection,) = door.front._connections
+        (connection,) = door.front._hall.connections
         door.upstreams.point_at(UnixAddress(door.engine.path), 5.0)
         door.gate.reopen(ClosedReason.STARTING)
         connection._link._end(clean=True)  # as the pump does at a FIN

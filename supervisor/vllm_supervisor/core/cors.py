@@ -10,10 +10,12 @@ Rules:
 Source: Fetch standard, "CORS protocol"; Starlette 1.10, starlette/middleware/cors.py.
 """
 
+import re
 from dataclasses import dataclass
 
 _EVERY_METHOD = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 _ALWAYS_ALLOWED = ("Accept", "Accept-Language", "Content-Language", "Content-Type")
+_VISIBLE = re.compile(rb"[!-~]+")
 _MAX_AGE_S = 600  # how long a browser may remember a preflight
 _PREFLIGHT_VARY = b"Vary: Origin, Access-Control-Request-Method, Access-Control-Request-Headers\r\n"
 
@@ -27,6 +29,12 @@ def field(lines: bytes, name: bytes) -> bytes | None:
     return None
 
 
+def _origin(lines: bytes) -> bytes | None:
+    """Return the Origin; None for what could be no origin, and would break the header lines of whoever repeats it."""
+    origin = field(lines, b"origin")
+    return origin if origin is not None and _VISIBLE.fullmatch(origin) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Cors:
     """What vLLM's options allow pages of other origins. "*" in `origins`, `methods` or `headers` stands for all."""
@@ -38,7 +46,7 @@ class Cors:
 
     def fields(self, lines: bytes) -> bytes:
         """Return the header lines for an answer of ours to a request with the header `lines`."""
-        origin = field(lines, b"origin")
+        origin = _origin(lines)
         if origin is None:
             return b""
         credentials = b"Access-Control-Allow-Credentials: true\r\n" if self.credentials else b""
@@ -50,7 +58,7 @@ class Cors:
 
     def preflight(self, method: bytes, lines: bytes) -> tuple[int, bytes, bytes] | None:
         """Return status, body and header lines of the answer to a preflight, or None if the request is none."""
-        origin, wanted = field(lines, b"origin"), field(lines, b"access-control-request-method")
+        origin, wanted = _origin(lines), field(lines, b"access-control-request-method")
         if method != b"OPTIONS" or origin is None or wanted is None:
             return None
         asked = field(lines, b"access-control-request-headers")

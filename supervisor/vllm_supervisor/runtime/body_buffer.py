@@ -29,6 +29,7 @@ class BodyBuffer:
         self.upload = Upload(length, max_body=desk.settings.max_body)
         self.progress = BodyProgress(desk.pump.now, desk.pump.now)
         self.ready = False
+        self._stopped = False
         self._pump = desk.pump
         self._client = client
         self._came = came
@@ -42,6 +43,11 @@ class BodyBuffer:
         self._client.resume()
         if data:
             self._feed(data)
+
+    def stop(self) -> None:
+        """Read no more, not even what is put off: the request is refused."""
+        self._stopped = True
+        self._put_off = b""
 
     def restart(self) -> None:
         """Count the time from now on."""
@@ -67,7 +73,7 @@ class BodyBuffer:
 
     def _read_chunks(self) -> None:
         data, self._put_off = self._put_off, b""
-        if self._read(data):
+        if not self._stopped and self._read(data):
             self._client.resume()
 
     def _read(self, data: bytes) -> bool:

@@ -57,6 +57,7 @@ class Hall:
     heads: RequestHeads
     probed: Callable[[RequestHead], None]  # told when a health path said 503
     waiting: OrderedDict["Connection", None] = field(default_factory=OrderedDict)
+    connections: set["Connection"] = field(default_factory=set)
 
 
 class Connection:
@@ -130,6 +131,7 @@ class Connection:
 
     def _close(self, *, reset: bool = False) -> None:
         self._hall.waiting.pop(self, None)
+        self._hall.connections.discard(self)  # now, not when its task ends: a newcomer may count them before that
         self._busy = True
         self._link.close(reset=reset)
         self._parking.wake()

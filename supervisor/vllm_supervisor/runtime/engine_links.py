@@ -33,7 +33,7 @@ class EngineLink(Link):
         A Unix socket says so by a reset (unix(7)), which `on_gone` tells; TCP by a reset, or by EPIPE where the peer had
         closed its side before the bytes came (tcp(7); tried on Linux 6.18).
         """
-        return self.deaf or self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.EPIPE
+        return self.deaf or self.was_reset or self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.EPIPE
 
     def unasked(self, what: bytes | bool) -> None:
         """Take note, while idle, of bytes nobody asked for, or of the end."""

@@ -48,6 +48,9 @@ class Exchange:
     _body = b""
     _buffer: BodyBuffer | None = None  # where the body did not come with the head
     _held = False  # waits for admission to open
+    _waited = False  # has done so, as long as it may
+    _refused = False  # has ended before it was admitted
+    _recheck_due = False
     _broken: Ending | None = None  # what was found wrong with the body meanwhile
     _request: OpenRequest | None = None
     _relay: Relay | None = None
@@ -80,16 +83,7 @@ class Exchange:
             self._body = body
         else:
             self._buffer = BodyBuffer(self._desk, self._client, self._head.length, self._body_came, self._turn_away)
-        answer = self._ask()
-        if answer is None:
-            self._await_body(body)
-        elif isinstance(answer, Rejection) and self._may_hold(answer):
-            if self._buffer is not None:
-                self._buffer.begin(body)
-            self._held = True
-            self._later(self._wait_for_admission)
-        else:
-            self._follow(answer)
+        self._follow(self._ask(), body)
 
     @property
     def arriving_since(self) -> float:
@@ -135,16 +129,22 @@ class Exchange:
         return gate.check_passing() if waits else gate.pass_through(desk.pump.now)
 
     def _may_hold(self, rejection: Rejection) -> bool:
-        return bool(self._desk.settings.hold) and rejection.code in _HOLDABLE
+        return bool(self._desk.settings.hold) and not self._waited and rejection.code in _HOLDABLE
 
-    def _follow(self, answer: OpenRequest | Rejection | None) -> None:
-        """Do what was decided."""
+    def _follow(self, answer: OpenRequest | Rejection | None, body: bytes = b"") -> None:
+        """Do what was decided; `body` is what has come of the body, and nobody has taken yet."""
         if answer is None:
-            self._await_body(b"")
-        elif isinstance(answer, Rejection):
-            self._refuse(answer)
-        else:
+            self._await_body(body)
+        elif not isinstance(answer, Rejection):
             self._enter(answer)
+        elif self._may_hold(answer):
+            self._desk.arriving.pop(self, None)
+            self._held = True  # before the body is read on, which may break or be whole at once
+            self._later(self._wait_for_admission)
+            if self._buffer is not None and not self._buffer.ready:
+                self._buffer.begin(body)
+        else:
+            self._refuse(answer)
 
     def _await_body(self, body: bytes) -> None:
         """Let the body come, of which `body` has come just now, and ask for it if the client holds it back."""
@@ -159,15 +159,18 @@ class Exchange:
 
     def _body_came(self) -> None:
         """Go on, now that the body is there, unless admission is still waited for."""
-        if not self._held:
+        if not (self._held or self._refused):
             self._desk.arriving.pop(self, None)
             self._follow(self._ask())
 
     def recheck(self) -> None:
         """Refuse before long, if admission has closed while the body comes."""
-        self._client.defer(self._recheck)
+        if not self._recheck_due:
+            self._recheck_due = True
+            self._client.defer(self._recheck)
 
     def _recheck(self) -> None:
+        self._recheck_due = False
         if self in self._desk.arriving:
             answer = self._ask()
             if isinstance(answer, Rejection) and not self._may_hold(answer):
@@ -175,12 +178,23 @@ class Exchange:
 
     def evict(self) -> None:
         """Make room: refuse the client, whose body is still to come, and take it for gone."""
-        self._client.write(replies.crowded(head_only=self._head.method == b"HEAD"))
+        desk, head = self._desk, self._head
+        if self._ledgered:
+            desk.journal.rejected(self._request_class, SATURATED)
+        fields = b"" if desk.settings.cors is None else desk.settings.cors.fields(head.fields)
+        self._client.write(replies.crowded(fields, head_only=head.method == b"HEAD"))
         self._client.give_up()
 
     def _left(self, _clean: bool) -> None:
         """Take note that the client went before its body was there: nothing of the request is in the ledger."""
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """End before admission: whatever is still put off finds that there is nothing left to do."""
+        self._refused = True
         self._desk.arriving.pop(self, None)
+        if self._buffer is not None:
+            self._buffer.stop()
         self._over(None)
 
     def _not_up(self) -> Rejection:
@@ -191,7 +205,7 @@ class Exchange:
 
     async def _wait_for_admission(self) -> None:
         answer = await self._hold()
-        self._held = False
+        self._held, self._waited = False, True
         if self._broken is not None:
             self._turn_away(self._broken)
             return
@@ -207,8 +221,9 @@ class Exchange:
             self._scope = scope
             self._client.on_gone = lambda _clean: scope.cancel()
             while isinstance(answer, Rejection) and answer.code in _HOLDABLE:
-                await desk.changed.park()
-                if self._client.ended or self._broken is not None:  # in the same moment as admission opened
+                if self._broken is None:
+                    await desk.changed.park()
+                if self._client.ended or self._broken is not None:  # also in the same moment as admission opened
                     break
                 answer = self._ask()
         self._scope = None
@@ -234,6 +249,8 @@ class Exchange:
 
     def _turn_away(self, ending: Ending) -> None:
         """Refuse for what is wrong with the body, before the request was admitted."""
+        if self._refused:
+            return
         if self._held:
             self._broken = ending
             if self._scope is not None:
@@ -242,16 +259,17 @@ class Exchange:
         meaning, cors = MEANINGS[ending], self._desk.settings.cors
         fields = b"" if cors is None else cors.fields(self._head.fields)
         self._reject(
-            meaning.why, replies.failure(meaning.status, meaning.why, meaning.message, fields=fields, head_only=False)
+            meaning.why,
+            replies.failure(
+                meaning.status, meaning.why, meaning.message, fields=fields, head_only=self._head.method == b"HEAD"
+            ),
         )
 
     def _reject(self, code: str, reply: bytes) -> None:
-        desk = self._desk
-        desk.arriving.pop(self, None)
         if self._ledgered:
-            desk.journal.rejected(self._request_class, code)
+            self._desk.journal.rejected(self._request_class, code)
         self._client.write(reply)
-        self._over(None)
+        self._give_up()
 
     # -- the admitted request ----------------------------------------------------------------------------------
 

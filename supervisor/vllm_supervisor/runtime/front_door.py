@@ -77,7 +77,6 @@ class FrontDoor:
         self._unsolicited_logged_at: float | None = None
         self._pump = Pump(now=now, on_fault=self._fault, begin_turn=journal.begin_turn, end_turn=journal.end_turn)
         self._now = now
-        self._connections: set[Connection] = set()
         self._links = EngineLinks(self._pump, engine, now, self._unsolicited)
         self._changed = trio.lowlevel.ParkingLot()
         gate.on_open(self._admission_changed)
@@ -132,7 +131,7 @@ class FrontDoor:
     @property
     def connections(self) -> int:
         """How many connections are open."""
-        return len(self._connections)
+        return len(self._hall.connections)
 
     # -- accepting ---------------------------------------------------------------------------------------------
 
@@ -162,10 +161,11 @@ class FrontDoor:
                     accepted[0].close()
 
     def _admit(self, sock: socket.socket, host: str | None, nursery: trio.Nursery) -> None:
-        beyond = len(self._connections) - self._settings.max_connections
-        room = beyond < 0 or self._make_room()
-        health_only = beyond > 0 or not room  # what made room may itself have been beyond the limit
-        if beyond >= 0:
+        full = len(self._hall.connections) >= self._settings.max_connections
+        room = not full or self._make_room()
+        beyond = len(self._hall.connections) - self._settings.max_connections
+        health_only = beyond >= 0  # what made room may itself have been beyond the limit
+        if full:
             self._limit_reached("front_door.max_connections", self._settings.max_connections)
         if not room and beyond >= _HEALTH_RESERVE:
             self._turn_away(sock)
@@ -179,7 +179,7 @@ class FrontDoor:
         peer = UNKNOWN if host is None else self._settings.forwarding.peer(host)
         link = Link(self._pump, sock, patient=False, peer=peer)
         connection = Connection(self._hall, link, health_only=health_only)
-        self._connections.add(connection)
+        self._hall.connections.add(connection)
         nursery.start_soon(self._run, connection)
 
     def _turn_away(self, sock: socket.socket) -> None:
@@ -212,7 +212,7 @@ class FrontDoor:
         except Exception as fault:  # noqa: BLE001 - one connection's fault must not end all others
             self._fault(fault)
         finally:
-            self._connections.discard(connection)
+            self._hall.connections.discard(connection)
 
     # -- the rest ----------------------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class FrontDoor:
             await trio.sleep(pause)
             now = self._now()
             self._pump.now = now
-            for number, connection in enumerate(list(self._connections), 1):
+            for number, connection in enumerate(list(self._hall.connections), 1):
                 try:
                     connection.tick(now)
                 except Exception as fault:  # noqa: BLE001 - as in `_run`

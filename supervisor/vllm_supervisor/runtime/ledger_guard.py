@@ -8,7 +8,7 @@ Rules:
 
 from collections.abc import Callable
 
-from vllm_supervisor.core.admission import DEFAULT_SENTENCES, Gate
+from vllm_supervisor.core.admission import Gate
 from vllm_supervisor.core.ledger import LedgerHealth, missing_words
 from vllm_supervisor.core.words import ClosedReason
 from vllm_supervisor.runtime.ledger_writer import LedgerWriter
@@ -47,7 +47,7 @@ class LedgerGuard:
         effect = "admission is closed" if self._required else "requests go on without evidence"
         self._say("ledger_failed", f"the ledger cannot be written ({health.error}); {effect}", "error")
         if self._required:
-            self._gate.close(ClosedReason.LEDGER, f"{DEFAULT_SENTENCES[ClosedReason.LEDGER]}: {health.error}")
+            self._gate.close(ClosedReason.LEDGER)
 
     def _recover(self, health: LedgerHealth) -> None:
         self._failed = False

@@ -8,6 +8,7 @@ Rules:
 * After `on_gone` no more bytes come; after `close` no callback comes at all.
 """
 
+import errno
 import select
 import socket
 import ssl
@@ -53,6 +54,7 @@ class Link:
         "outbox",
         "peer",
         "sock",
+        "was_reset",
     )
 
     def __init__(self, pump: Pump, sock: socket.socket, *, patient: bool, peer: Peer = UNKNOWN) -> None:
@@ -70,6 +72,7 @@ class Link:
         self.blocked_since = 0.0
         self.deaf = False  # the peer takes no more bytes
         self.ended = False  # the peer sends no more bytes
+        self.was_reset = False  # for the peer left with bytes of ours unread
         self.closed = False
         self.on_bytes: Callable[[bytes], None] = _ignore_bytes
         self.on_gone: Callable[[bool], None] = _ignore_end
@@ -155,7 +158,8 @@ class Link:
             data = self.sock.recv(_READ_SIZE)
         except _WOULD_BLOCK:
             return
-        except OSError:
+        except OSError as fault:
+            self.was_reset = fault.errno == errno.ECONNRESET
             self._end(clean=False)
             return
         if not data:

@@ -72,7 +72,12 @@ class OwnAnswers:
             theirs, end = theirs.removesuffix(_END), _END
             ours = exposition.as_open_metrics(ours)
         return replies.reply(
-            200, theirs + ours + end, media_type=media_type, close=close, head_only=head.method == b"HEAD"
+            200,
+            theirs + ours + end,
+            media_type=media_type,
+            fields=self.cors_fields(head.fields),
+            close=close,
+            head_only=head.method == b"HEAD",
         )
 
     async def _engine_exposition(self, request: bytes) -> tuple[bytes, bytes]:

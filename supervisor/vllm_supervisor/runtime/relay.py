@@ -214,7 +214,7 @@ class Relay(RequestHalf):
 
     def _engine_gone(self, clean: bool) -> None:
         engine = self._engine
-        if self._again and engine is not None and self._send_again(unread=not clean or engine.refused):
+        if self._again and engine is not None and self._send_again(unread=engine.refused):
             return
         if not self._complete:
             if clean and self._answer_head is not None and self._answer_head.framing is Framing.CLOSE:
