@@ -10,8 +10,8 @@ import pytest
 from fakes.custody import async_test, end, python, read_line
 from vllm_supervisor.adapters import processes
 from vllm_supervisor.adapters.child import Child, owned
-from vllm_supervisor.adapters.processes import Leftovers, Tree, kill, start_ticks, watch
-from vllm_supervisor.core.custody import Marker
+from vllm_supervisor.adapters.processes import Abandoned, Leftovers, Tree, kill, start_ticks, watch
+from vllm_supervisor.core.custody import Keeper, Kept, Marker
 from vllm_supervisor.core.proc import ProcessId
 
 MARKER = Marker("instance-of-this-test", "run-1", 1)
@@ -225,3 +225,13 @@ async def test_a_title_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({watched.look()[0].name for _ in range(3)}) == 1
     assert read.count(f"/proc/{child.pid}/cmdline") == 1
     await end(child)
+
+
+def test_a_supervisor_that_proc_does_not_show_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With hidepid, or without descriptors to look, a living supervisor is missing from the picture: nothing is ended."""
+    keeper = Keeper(ProcessId(os.getppid(), 1), processes.namespaces())
+    hidden = Abandoned("i", "r", "d", locked=lambda _path: None)
+    fate = hidden._fate(os.getpid(), keeper, b"", {})
+    assert fate is Kept.HIDDEN
+    gone = Keeper(ProcessId(2**22 + 1, 1), processes.namespaces())  # above every pid there can be (proc(5): pid_max)
+    assert hidden._fate(os.getpid(), gone, b"", {}) is Kept.NO

@@ -12,7 +12,7 @@ from vllm_supervisor.core.errors import ConfigError
 ROWS: list[tuple[dict[str, str], dict[str, str]]] = [
     ({"memory.floor": "10%"}, {"memory.floor": "9%"}),
     ({"memory.low": "5%"}, {"memory.low": "6%"}),
-    ({"restart.backoff": "2m"}, {"restart.backoff": "60s"}),
+    ({"restart.backoff": "2m", "restart.backoff_max": "1m"}, {"restart.backoff": "2m"}),
     ({"restart.backoff_max": "2m", "restart.within": "1m"}, {"restart.within": "1m"}),
     ({"health.waits": "4h,4h"}, {"health.waits": "2h,3h"}),
     ({"restart.stuck_within": "1m"}, {"restart.stuck_within": "6m"}),
@@ -27,9 +27,12 @@ ROWS: list[tuple[dict[str, str], dict[str, str]]] = [
         {"front_door.max_in_flight": "101", "front_door.max_connections": "100"},
         {"front_door.max_connections": "100"},
     ),
-    ({"front_door.hold": "10s", "front_door.request_deadline": "10s"}, {"front_door.hold": "10s"}),
-    ({"ledger.segment": "3GiB"}, {"ledger.segment": "2GiB"}),
-    ({"ledger.max_size": "1MiB"}, {"ledger.max_size": "64MiB"}),
+    (
+        {"front_door.hold": "11s", "front_door.request_deadline": "10s"},
+        {"front_door.hold": "10s", "front_door.request_deadline": "10s"},
+    ),
+    ({"ledger.segment": "3GiB", "ledger.max_size": "2GiB"}, {"ledger.segment": "3GiB"}),
+    ({"ledger.segment": "2MiB", "ledger.max_size": "1MiB"}, {"ledger.max_size": "1MiB"}),
     ({"restart.on_give_up": "exit", "restart.slow_retry": "1m"}, {"restart.slow_retry": "1m"}),
 ]
 

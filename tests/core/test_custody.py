@@ -120,6 +120,9 @@ HERE, AWAY = KEEPER.namespaces, "pid:[9],time:[2]"
     [
         (KEEPER, HERE, False, False, True, Kept.NO),
         (KEEPER, HERE, True, False, True, Kept.YES),
+        (KEEPER, HERE, None, False, True, Kept.HIDDEN),
+        (KEEPER, HERE, None, True, True, Kept.YES),
+        (KEEPER, AWAY, None, False, True, Kept.ELSEWHERE),
         (KEEPER, HERE, False, True, True, Kept.YES),
         (KEEPER, HERE, False, False, False, Kept.FOREIGN),
         (KEEPER, HERE, True, True, False, Kept.YES),
@@ -137,7 +140,7 @@ def test_only_a_proven_death_leaves_an_engine_alone(
     assert kept(mark, here, lives=lives, locked=locked, ours=ours) is fate
 
 
-@pytest.mark.parametrize("text", [None, "", "7", "7 70", "7 70 ", "x 70 pid", "7 -70 pid", "7 70 pid more", "7 ² pid"])
+@pytest.mark.parametrize("text", [None, "", "7", "7 70", "7 70 ", "x 70 pid", "7 -70 pid", "7 70 pid more", "7 ² pid", "9" * 5000 + " 70 pid"])
 def test_a_mark_that_is_none_is_no_proof(text: str | None) -> None:
     """Whatever is not written as we write it names no supervisor."""
     assert keeper(text) is None

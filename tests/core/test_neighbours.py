@@ -74,7 +74,7 @@ def test_servers_of_supervisors_are_none_of_ours_to_warn_of() -> None:
         Process(21, 20, "VLLM::EngineCor", 30 * GIB, line("VLLM::EngineCore")),
         Process(22, 20, "vllm", 0, line("vllm serve a --port 9"), b"HOME=/\0"),
         Process(30, 1, "vllm", GIB, line("vllm serve b"), b"VSUP_INSTANCE=x\0"),
-        Process(40, 1, "vllm", GIB, line("vllm serve c --uds /run/x/engine-0a1b2c3d-1.sock")),
+        Process(40, 1, "vllm", GIB, line("vllm serve c --uds /run/x/engine-0a1b2c3d-1/sock")),
         Process(50, 1, "vllm", GIB, line("vllm serve d --uds /run/x/other.sock")),
         Process(60, 1, "vllm", GIB, line("vllm serve e"), None, here=False),
         Process(US, 1, "python", GIB, line("vllm-supervisor serve f")),

@@ -40,6 +40,15 @@ def test_variables_are_whole_entries() -> None:
     assert variable(environ, "VSUP") is None
 
 
+def test_variables_need_not_be_utf_8() -> None:
+    """A value that is no UTF-8, as a home directory may be, is found and read as the bytes it is."""
+    value = b"/home/j\xfcrgen".decode("utf-8", "surrogateescape")
+    environ = b"A=1\0B=/home/j\xfcrgen\0"
+    assert variable(environ, "B") == value
+    assert has_variables(environ, [("A", "1"), ("B", value)])
+    assert not has_variables(environ, [("B", "/home/jrgen")])
+
+
 def test_a_cut_title_is_made_whole() -> None:
     """The kernel cuts names at 15 bytes; a title in the command line completes them, a path does not."""
     assert title("VLLM::EngineCor", b"VLLM::EngineCore\0\0\0") == "VLLM::EngineCore"

@@ -171,7 +171,7 @@ def test_a_restart_takes_the_level_of_now(start_mock: StartMock, machine: Machin
 def test_a_vllm_server_without_a_supervisor_is_warned_of(start_mock: StartMock, machine: Machine) -> None:
     """Name, pid, port and memory stand in one line at the start; an engine of a supervisor is not warned of."""
     machine.has_process(4089, "vllm", "serve", "m", "--port", "9", gib=3.0)
-    machine.has_process(4090, "vllm", "serve", "m", "--uds", "/run/x/engine-0a1b2c3d-1.sock", gib=3.0)
+    machine.has_process(4090, "vllm", "serve", "m", "--uds", "/run/x/engine-0a1b2c3d-1/sock", gib=3.0)
     supervisor, client = start_mock(before=machine.options())
     supervisor.until(client.is_ready, within=15.0, what="ready")
     said = [line["sentence"] for line in events(supervisor, "bare_vllm")]

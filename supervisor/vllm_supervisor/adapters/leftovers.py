@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 
 _SHM = "/dev/shm"  # noqa: S108 - the mount itself is meant, no file is made there
-_HOME = re.compile(r"engine-(?P<run>[0-9a-f]{8})-\d+(?:\.sock)?")
+_HOME = re.compile(r"engine-(?P<run>[0-9a-f]{8})-\d+(?:\.sock)?")  # the latter as earlier versions made it
 _MAX_SEGMENTS = 10_000  # remembered; an engine maps a handful
 
 

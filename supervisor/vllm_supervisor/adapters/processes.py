@@ -17,6 +17,7 @@ import trio
 
 from vllm_supervisor.core import custody
 from vllm_supervisor.core.custody import Keeper, Kept, Marker, Seen, Us
+from vllm_supervisor.core.errors import is_thread_limit
 from vllm_supervisor.core.proc import ProcessId, Stat, has_variables, parse_stat, title, variable
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -220,13 +221,19 @@ class Abandoned:
 
     def _fate(self, pid: int, mark: Keeper | None, environ: bytes, stats: dict[int, Stat]) -> Kept:
         here, state_dir = namespaces(), variable(environ, custody.STATE_DIR)
-        held = None if not state_dir else self._locked(Path(state_dir))
-        known = None if mark is None or mark.namespaces != here else stats.get(mark.process.pid)
-        lives = known is not None and mark is not None and known.id == mark.process and not known.dead
+        lives: bool | None = False
+        if mark is not None and mark.namespaces == here:
+            known = stats.get(mark.process.pid)
+            # What /proc does not show need not be dead: hidepid, ProtectProc= or a lack of descriptors hides it too.
+            lives = _is_there(mark.process.pid) if known is None else known.id == mark.process and not known.dead
         try:
             ours = os.stat(f"/proc/{pid}").st_uid == os.geteuid()  # noqa: PTH116 - once for each marked process
         except OSError:
             ours = False
+        look = (
+            bool(state_dir) and ours and mark is not None and mark.namespaces == here
+        )  # else the path is a stranger's
+        held = self._locked(Path(state_dir or "")) if look else None
         return custody.kept(
             mark, here, lives=lives, locked=held is not None and held == variable(environ, custody.RUN), ours=ours
         )
@@ -237,7 +244,18 @@ class Abandoned:
 
     async def sweep(self, timeout_s: float) -> tuple[list[Member], list[Member]]:
         """KILL all of it until a look finds nothing; return (everything killed, what withstood)."""
-        return await _sweep(self.look, timeout_s)
+        return await _sweep(self.look, timeout_s, aside=True)
+
+
+def _is_there(pid: int) -> bool | None:
+    """Return False if there is no such process, None if there is one of which no more is known."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return None
+    return None
 
 
 def namespaces() -> str:
@@ -252,28 +270,42 @@ def namespaces() -> str:
 
 
 async def _until_none(
-    look: Callable[[], list[Member]], timeout_s: float, act: Callable[[list[Member]], None]
+    look: Callable[[], list[Member]], timeout_s: float, act: Callable[[list[Member]], None], *, aside: bool = False
 ) -> list[Member]:
     deadline = trio.current_time() + timeout_s
-    while found := look():
+    while found := await _looked(look, aside=aside):
         act(found)
         with trio.move_on_at(deadline) as scope:
             async with trio.open_nursery() as nursery:
                 for member in found:
                     nursery.start_soon(watch, member.id)
         if scope.cancelled_caught:
-            return look()
+            return await _looked(look, aside=aside)
     return []
 
 
-async def _sweep(look: Callable[[], list[Member]], timeout_s: float) -> tuple[list[Member], list[Member]]:
+async def _looked(look: Callable[[], list[Member]], *, aside: bool) -> list[Member]:
+    """Look, `aside` in a thread: who reads the environment of a process that hangs in the kernel hangs as well."""
+    if not aside:
+        return look()
+    try:
+        return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+    except RuntimeError as fault:
+        if not is_thread_limit(fault):
+            raise
+    return look()
+
+
+async def _sweep(
+    look: Callable[[], list[Member]], timeout_s: float, *, aside: bool = False
+) -> tuple[list[Member], list[Member]]:
     killed: dict[ProcessId, Member] = {}
 
     def act(found: list[Member]) -> None:
         killed.update((member.id, member) for member in found)
         kill(member.id for member in found)
 
-    left = await _until_none(look, timeout_s, act)
+    left = await _until_none(look, timeout_s, act, aside=aside)
     return list(killed.values()), left
 
 

@@ -35,6 +35,7 @@ PAIRS: tuple[Pair, ...] = (
         "restart.backoff_max",
         lambda c: c.restart.backoff <= c.restart.backoff_max,
         "the first wait is longer than the longest; raise restart.backoff_max",
+        chosen=True,
     ),
     Pair(
         "restart.backoff_max",
@@ -87,7 +88,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "front_door.hold",
         "front_door.request_deadline",
-        lambda c: not c.front_door.request_deadline or c.front_door.hold < c.front_door.request_deadline,
+        lambda c: not c.front_door.request_deadline or c.front_door.hold <= c.front_door.request_deadline,
         "a request would end while it waits for the engine; lower front_door.hold",
     ),
     Pair(
@@ -95,6 +96,7 @@ PAIRS: tuple[Pair, ...] = (
         "ledger.max_size",
         lambda c: c.ledger.segment <= c.ledger.max_size,
         "one file is larger than all may be; lower ledger.segment",
+        chosen=True,
     ),
     Pair(
         "restart.on_give_up",

@@ -36,10 +36,14 @@ class Keeper:
         return f"{self.process.pid} {self.process.start_ticks} {self.namespaces}"
 
 
+_MOST_DIGITS = 20  # of a 64-bit number; the text may be anybody's
+
+
 def keeper(text: str | None) -> Keeper | None:
     """Read what `Keeper` wrote; None if it is missing or no such thing."""
     fields = (text or "").split(" ")
-    if len(fields) != 3 or not fields[2] or not all(field.isascii() and field.isdigit() for field in fields[:2]):
+    numbers = all(field.isascii() and field.isdigit() and len(field) <= _MOST_DIGITS for field in fields[:2])
+    if len(fields) != 3 or not fields[2] or not numbers:
         return None
     return Keeper(ProcessId(int(fields[0]), int(fields[1])), fields[2])
 
@@ -69,14 +73,16 @@ class Kept(StrEnum):
     YES = "its supervisor lives"
     NO = "its supervisor is dead"
     UNMARKED = "it does not say who its supervisor is"
+    HIDDEN = "its supervisor may not be looked at"
     ELSEWHERE = "its supervisor is in another namespace"
     FOREIGN = "it belongs to another user"
 
 
-def kept(mark: Keeper | None, namespaces: str, *, lives: bool, locked: bool, ours: bool) -> Kept:
+def kept(mark: Keeper | None, namespaces: str, *, lives: bool | None, locked: bool, ours: bool) -> Kept:
     """Say whether the supervisor in `mark` looks after its engine. Only `NO` allows to end that engine.
 
-    `namespaces` are our own; `lives`: that pid is there with that start time; `locked`: the lock of its state directory is
+    `namespaces` are our own; `lives`: that pid is there with that start time (None: it is there, and no
+    more can be seen of it); `locked`: the lock of its state directory is
     held for its run; `ours`: the engine runs as the user we run as.
     """
     if mark is None:
@@ -85,6 +91,8 @@ def kept(mark: Keeper | None, namespaces: str, *, lives: bool, locked: bool, our
         return Kept.YES
     if mark.namespaces != namespaces:
         return Kept.ELSEWHERE
+    if lives is None:
+        return Kept.HIDDEN
     return Kept.NO if ours else Kept.FOREIGN
 
 

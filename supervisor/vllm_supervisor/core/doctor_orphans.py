@@ -14,7 +14,7 @@ def orphans(abandoned: Sequence[str], untold: Sequence[tuple[str, str]], *, swee
         findings.append(Finding(Level.WARNING, "orphans", what, "it holds memory and GPU beside the next one", does))
     findings += [
         Finding(
-            Level.WARNING,
+            Level.NOTE,
             "orphans",
             f"{name} is an engine's process, and {why}",
             "so it is not known whether somebody looks after it, and no start ends it",

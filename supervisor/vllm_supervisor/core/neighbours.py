@@ -24,7 +24,7 @@ SMALLEST = GIB // 2  # bytes: who holds less is not worth a name
 SHOWN = 3
 REMEDY = "stop it, or give each its share of the memory and a port of its own"
 _DEFAULT_PORT = 8000
-_OUR_SOCKET = re.compile(r"/engine-[0-9a-f]{8}-\d+\.sock$")
+_OUR_SOCKET = re.compile(r"/(?:engine-[0-9a-f]{8}-\d+|vsup-[^/]+)/sock$")
 _MODULES = {"vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main"}
 _PYTHON = re.compile(r"python[\d.]*")
 

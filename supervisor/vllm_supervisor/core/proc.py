@@ -65,7 +65,7 @@ def parse_stat(data: bytes) -> Stat:
 def has_variables(environ: bytes, wanted: Iterable[tuple[str, str]]) -> bool:
     """Say whether /proc/PID/environ holds every NAME=VALUE of `wanted`, whole entries only."""
     entries = set(environ.split(b"\0"))
-    return all(f"{name}={value}".encode() in entries for name, value in wanted)
+    return all(f"{name}={value}".encode("utf-8", "surrogateescape") in entries for name, value in wanted)
 
 
 def variable(environ: bytes, name: str) -> str | None:
@@ -73,7 +73,7 @@ def variable(environ: bytes, name: str) -> str | None:
     prefix = name.encode() + b"="
     for entry in environ.split(b"\0"):
         if entry.startswith(prefix):
-            return entry.removeprefix(prefix).decode("utf-8", "replace")
+            return entry.removeprefix(prefix).decode("utf-8", "surrogateescape")
     return None
 
 

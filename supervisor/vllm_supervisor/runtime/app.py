@@ -208,7 +208,7 @@ def _ledgers(plan: Plan, run_id: str, lock: StateLock) -> tuple[LedgerJournal, L
     stamps = Clock(time.monotonic, time.time)
     lines = LineFactory(identity, stamps)
     writer = LedgerWriter(
-        LedgerFile(plan.state_dir / LEDGER, config.segment, hold=lock),
+        LedgerFile(plan.state_dir / LEDGER, min(config.segment, config.max_size), hold=lock),
         LedgerPolicy(sync=config.sync, interval_s=config.interval, max_bytes=config.max_size, keep_s=config.keep),
         header=lines.header,
         gap=lines.gap,
@@ -249,7 +249,7 @@ def _policy(plan: Plan, memory: MemoryWorld, *, on_terminal: bool, has_notify: b
             stuck_within=restart.stuck_within,
             start_attempts=restart.start_attempts,
             backoff=restart.backoff,
-            backoff_max=restart.backoff_max,
+            backoff_max=max(restart.backoff, restart.backoff_max),
             healthy_after=restart.healthy_after,
             on_give_up=restart.on_give_up,
             slow_retry=restart.slow_retry,

@@ -183,8 +183,8 @@ class EngineRoom:
             sentence = f"KILL did not remove {_named(left)}; a person has to, and a reboot may be needed"
             self._tell(facts.SweepFailed(sentence))
             return
-        await self._end_abandoned()
-        if ended is None:
+        if ended is None:  # before a start alone: a stop has no time for what others left
+            await self._end_abandoned()
             self._clear_earlier()
             self._tell(facts.SweepDone())
             return
@@ -216,8 +216,14 @@ class EngineRoom:
         They hold memory and GPU beside ours. What cannot be ended is named, and does not keep ours from starting.
         """
         survey = None
-        with trio.move_on_after(PROVE_WITHIN):
-            survey = await in_thread(self._abandoned.survey)
+        try:
+            with trio.move_on_after(PROVE_WITHIN):
+                survey = await in_thread(self._abandoned.survey)
+        except (
+            OSError,
+            ValueError,
+        ) as fault:  # what others put into their environment must not keep ours from starting
+            self._log.warning("orphans", sentence=f"engines of other supervisors cannot be looked for: {fault}")
         if survey is None:
             return
         stay = [(member, fate.value) for member, fate in survey.untold]

@@ -93,12 +93,15 @@ class RunDirectory:
 
     def for_sockets(self) -> Path | None:
         """Return the directory for an engine's sockets, made again if it has to be; None: there is none to be had."""
-        if not self.path.is_dir():
-            with suppress(SetupError, OSError):
-                self.path = directories.prepare_again(
-                    self._plan.run_dir, self._plan.config.run_dir, self._plan.environ, self._plan.name
-                )
-        return self.path if self.path.is_dir() else None
+        with suppress(SetupError, OSError):
+            directories.prepare_run_directory(self.path)  # also where it is there: somebody else may have made it
+            return self.path
+        with suppress(SetupError, OSError):
+            self.path = directories.prepare_again(
+                self._plan.run_dir, self._plan.config.run_dir, self._plan.environ, self._plan.name
+            )
+            return self.path
+        return None
 
     def close(self) -> None:
         """Take the control socket away, and the directory if it is one of ours and empty."""
