@@ -3,6 +3,7 @@
 import os
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,17 @@ def test_control_sockets_are_found(short: Path, monkeypatch: pytest.MonkeyPatch)
     assert found == [(name, short / "vllm-supervisor" / name / "control.sock") for name in ("a", "b")]
     chosen = directories.control_sockets(str(short / "vllm-supervisor" / "b"), {"XDG_RUNTIME_DIR": "/"})
     assert chosen == [("b", short / "vllm-supervisor" / "b" / "control.sock")]
+
+
+@pytest.mark.parametrize("prepare", [directories.prepare_run_directory, directories.prepare_state_directory])
+def test_a_volume_that_is_trusted_is_taken_and_made_private(prepare: Callable[..., None], short: Path) -> None:
+    """A way that others can write is refused with the key that takes it; then the directory itself is closed to them."""
+    (short / "volume").mkdir()
+    (short / "volume").chmod(0o777)
+    path = short / "volume" / "n"
+    path.mkdir()
+    path.chmod(0o777)
+    with pytest.raises(SetupError, match="trust_directories = true"):
+        prepare(path)
+    prepare(path, trusted=True)
+    assert path.stat().st_mode & 0o777 == 0o700

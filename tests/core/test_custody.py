@@ -140,7 +140,10 @@ def test_only_a_proven_death_leaves_an_engine_alone(
     assert kept(mark, here, lives=lives, locked=locked, ours=ours) is fate
 
 
-@pytest.mark.parametrize("text", [None, "", "7", "7 70", "7 70 ", "x 70 pid", "7 -70 pid", "7 70 pid more", "7 ² pid", "9" * 5000 + " 70 pid"])
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "7", "7 70", "7 70 ", "x 70 pid", "7 -70 pid", "7 70 pid more", "7 ² pid", "9" * 5000 + " 70 pid"],
+)
 def test_a_mark_that_is_none_is_no_proof(text: str | None) -> None:
     """Whatever is not written as we write it names no supervisor."""
     assert keeper(text) is None

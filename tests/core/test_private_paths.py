@@ -115,6 +115,9 @@ def test_what_a_link_leads_to_is_judged_by_its_own_way() -> None:
         check_way([root, link, again, step(0o777, ROOT), step(0o755)], WE)
 
 
+CONTAINERS = " (on a volume that only this container reaches: trust_directories = true)"
+
+
 @pytest.mark.parametrize(
     ("found", "remedy"),
     [
@@ -130,7 +133,7 @@ def test_a_refusal_says_what_to_do(found: Step, remedy: str) -> None:
     """The sentence ends with a command that helps, and with the key."""
     with pytest.raises(UntrustedError) as caught:
         check_own(found, WE, secret=False)
-    assert caught.value.sentence("state_dir").endswith(f"; {remedy}")
+    assert caught.value.sentence("state_dir").endswith(f"; {remedy}{CONTAINERS}")
 
 
 ACCOUNTS = (Account("root", 0, 0), Account("we", US, OWN_GROUP), Account("they", OTHER, SHARED_GROUP))

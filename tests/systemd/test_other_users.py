@@ -146,7 +146,10 @@ def test_root_in_a_directory_of_another_user_is_refused() -> None:
         ended = account.tool(*words)
         assert ended.returncode == 78, ended.stderr
         told = f"state directory {state}: {state} belongs to uid {OTHER}; chown 0 {state}"
-        assert ended.stderr == f"vllm-supervisor: {told}, or set state_dir to another directory\n"
+        assert ended.stderr == (
+            f"vllm-supervisor: {told}, or set state_dir to another directory"
+            " (on a volume that only this container reaches: trust_directories = true)\n"
+        )
         assert [path.name for path in victim.rglob("*")] == ["1", "file"]
 
 

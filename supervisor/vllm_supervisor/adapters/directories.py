@@ -77,13 +77,13 @@ def control_places(configured: str, environ: Mapping[str, str]) -> list[Path]:
     return list(_shared_run_directories(environ)) if single is None else [single]
 
 
-def prepare_run_directory(path: Path) -> None:
+def prepare_run_directory(path: Path, *, trusted: bool = False) -> None:
     """Make the run directory, for us alone, and check that sockets can live in it. SetupError otherwise."""
     check_length(path)
-    _prepare(path, "run directory", "run_dir", secret=True)
+    _prepare(path, "run directory", "run_dir", secret=True, trusted=trusted)
 
 
-def prepare_again(path: Path, configured: str, environ: Mapping[str, str], name: str) -> Path:
+def prepare_again(path: Path, configured: str, environ: Mapping[str, str], name: str, *, trusted: bool = False) -> Path:
     """Make the run directory `path` of instance `name` once more, or the next one in which tools look; return it.
 
     A shared place can be gone for good (`/run/user/UID` after the last logout). Raises the first SetupError if none is to
@@ -95,7 +95,7 @@ def prepare_again(path: Path, configured: str, environ: Mapping[str, str], name:
     problem: SetupError | None = None
     for place in places:
         try:
-            prepare_run_directory(place)
+            prepare_run_directory(place, trusted=trusted)
         except SetupError as error:
             problem = problem or error
         else:
@@ -131,9 +131,9 @@ def check_writable(path: Path, key: str) -> None:
         raise SetupError(refused.sentence(key)) from None
 
 
-def prepare_state_directory(path: Path) -> None:
+def prepare_state_directory(path: Path, *, trusted: bool = False) -> None:
     """Make the state directory and check that it can be written, by us alone. SetupError otherwise."""
-    _prepare(path, "state directory", "state_dir", secret=False)
+    _prepare(path, "state directory", "state_dir", secret=False, trusted=trusted)
 
 
 def _single_run_directory(configured: str, environ: Mapping[str, str]) -> Path | None:
@@ -197,16 +197,22 @@ def _is_socket(path: Path) -> bool:
         return False
 
 
-def _prepare(path: Path, what: str, key: str, *, secret: bool) -> None:
-    """Make `path` and judge it. The steps that are there are judged before anything is made in them."""
+def _prepare(path: Path, what: str, key: str, *, secret: bool, trusted: bool) -> None:
+    """Make `path` and judge it. The steps that are there are judged before anything is made in them.
+
+    `trusted`: by the configuration's word nobody else can reach it (`trust_directories`); it is only made private.
+    """
     mend = f"set {key} to a directory this user can write"
     us = _identity()
     try:
-        _judge(path, us, secret=secret)
+        if not trusted:
+            _judge(path, us, secret=secret)
         for missing in reversed([part for part in (path, *path.parents) if not part.exists()]):
             missing.mkdir(mode=0o700, exist_ok=True)
-        verdict = _judge(path, us, secret=secret)
-        if verdict is Verdict.TIGHTEN:
+        if trusted:
+            with contextlib.suppress(PermissionError):  # a volume that forces its owners lets nobody
+                path.chmod(0o700)
+        elif _judge(path, us, secret=secret) is Verdict.TIGHTEN:
             path.chmod(0o700)
         if not os.access(path, os.W_OK | os.X_OK):
             raise SetupError(f"{what} {path} is not writable{_read_only(path)}; {mend}")

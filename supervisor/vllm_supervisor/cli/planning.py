@@ -130,7 +130,7 @@ def _plan(
     tls = None if vllm is None else tls_files(vllm)
     told = engine_env.keep_alive_s(options.environ, config.engine.env)
     directories.check_length(run_dir)
-    directories.prepare_state_directory(state_dir)
+    directories.prepare_state_directory(state_dir, trusted=config.trust_directories)
     return Plan(
         config=config,
         origins=loaded.origins,

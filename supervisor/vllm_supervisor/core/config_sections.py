@@ -225,6 +225,11 @@ class Config:
     release: str = setting(STR, "", "label in ledgers and metrics; empty: model and engine version")
     state_dir: str = setting(STR, "", "where ledgers and evidence live; empty: found as systemd and XDG say")
     run_dir: str = setting(STR, "", "where sockets live; empty: found as systemd and XDG say")
+    trust_directories: bool = setting(
+        BOOL,
+        default=False,
+        doc="take both as they are, although others can write or replace them; for container volumes",
+    )
     engine: EngineConfig = field(default_factory=EngineConfig)
     listen: ListenConfig = field(default_factory=ListenConfig)
     control: ControlConfig = field(default_factory=ControlConfig)

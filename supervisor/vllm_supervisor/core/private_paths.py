@@ -87,7 +87,9 @@ class UntrustedError(Exception):
 
     def sentence(self, key: str) -> str:
         """Say the problem and both ways out; `key` configures the directory."""
-        other = f"set {key} to another directory"
+        other = (
+            f"set {key} to another directory (on a volume that only this container reaches: trust_directories = true)"
+        )
         return f"{self.problem}; {self.remedy}, or {other}" if self.remedy else f"{self.problem}; {other}"
 
 

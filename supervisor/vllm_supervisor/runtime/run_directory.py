@@ -31,7 +31,7 @@ class RunDirectory:
         self._told = ""
         self._serve: Callable[[socket.socket], None] | None = None
         self.path = plan.run_dir
-        directories.prepare_run_directory(plan.run_dir)
+        directories.prepare_run_directory(plan.run_dir, trusted=plan.config.trust_directories)
         try:
             self._listener = self._listen()
         except SetupError:
@@ -74,7 +74,11 @@ class RunDirectory:
         old, before = self._listener, self.path
         try:
             self.path = directories.prepare_again(
-                self._plan.run_dir, self._plan.config.run_dir, self._plan.environ, self._plan.name
+                self._plan.run_dir,
+                self._plan.config.run_dir,
+                self._plan.environ,
+                self._plan.name,
+                trusted=self._plan.config.trust_directories,
             )
             self._listener = self._listen()
         except (SetupError, OSError) as fault:
@@ -94,11 +98,16 @@ class RunDirectory:
     def for_sockets(self) -> Path | None:
         """Return the directory for an engine's sockets, made again if it has to be; None: there is none to be had."""
         with suppress(SetupError, OSError):
-            directories.prepare_run_directory(self.path)  # also where it is there: somebody else may have made it
+            # Also where it is there: somebody else may have made it.
+            directories.prepare_run_directory(self.path, trusted=self._plan.config.trust_directories)
             return self.path
         with suppress(SetupError, OSError):
             self.path = directories.prepare_again(
-                self._plan.run_dir, self._plan.config.run_dir, self._plan.environ, self._plan.name
+                self._plan.run_dir,
+                self._plan.config.run_dir,
+                self._plan.environ,
+                self._plan.name,
+                trusted=self._plan.config.trust_directories,
             )
             return self.path
         return None
