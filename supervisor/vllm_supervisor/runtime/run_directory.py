@@ -42,14 +42,17 @@ class RunDirectory:
         path = self.path / directories.CONTROL_SOCKET
         listener = ports.listen(UnixAddress(str(path)), mode=0o600)
         try:
-            if self._plan.config.control.group:
-                control_access.open_to_group(path, self._plan.config.control.group)
+            self._open_to_group()
             self._inode = path.lstat()
         except (SetupError, OSError):
             listener.close()
             path.unlink(missing_ok=True)
             raise
         return listener
+
+    def _open_to_group(self) -> None:
+        if self._plan.config.control.group:
+            control_access.open_to_group(self.path / directories.CONTROL_SOCKET, self._plan.config.control.group)
 
     def serve(self, nursery: trio.Nursery, server: Callable[[socket.socket], Server]) -> None:
         """Answer on the control socket, and on each that takes its place, each with a `server` of its own."""
@@ -100,6 +103,8 @@ class RunDirectory:
         with suppress(SetupError, OSError):
             # Also where it is there: somebody else may have made it.
             directories.prepare_run_directory(self.path, trusted=self._plan.config.trust_directories)
+            if not self.missing():
+                self._open_to_group()
             return self.path
         with suppress(SetupError, OSError):
             self.path = directories.prepare_again(
