@@ -148,6 +148,7 @@ def test_an_engine_starts_beside_a_model_that_moved_in(start_mock: StartMock, ma
     supervisor.until(client.is_ready, within=15.0, what="ready")
     machine.available(70.0)
     machine.has_process(4089, "VLLM::EngineCore", gib=38.2)
+    supervisor.until(lambda: seen(client, 70.0), within=5.0, what="70 GiB seen")
     psutil.Process(events(supervisor, "spawned")[0]["pid"]).kill()
     supervisor.until(lambda: spawned(supervisor, 2), within=20.0, what="the next engine")
     said = events(supervisor, "memory_below")[0]["sentence"]
