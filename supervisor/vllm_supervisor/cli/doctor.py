@@ -264,9 +264,10 @@ def _machine(options: GlobalOptions, config: Config, instances: Mapping[str, Add
     for name, address in instances.items():
         if isinstance(address, TcpAddress) and (said := _try_port(address)):
             if said.partition(" in use by ")[2].startswith(f"pid {_pid(replace(options, name=name))} "):
+                # Its start has judged its directories, as the user it runs as, who need not be us.
                 served.append(f"{address} is served by the supervisor {name!r}")
-            else:
-                problems.append(("port", said))
+                continue
+            problems.append(("port", said))
         problems += _places(replace(options, name=name), config)
     return Machine(
         shm_total=None if shm is None else shm[0],
