@@ -136,6 +136,11 @@ def living(directories: Iterable[Path]) -> list[Locked]:
     return found
 
 
+def holding_run(state_dir: Path) -> str | None:
+    """Return the run that holds the lock of a state directory just now, or None."""
+    return next((one.holder.run for one in living([state_dir])), None)
+
+
 def _holder(fd: int) -> Holder | None:
     """Return the holder as the file names it; a file half written names nobody."""
     try:

@@ -132,8 +132,14 @@ def _clear_stale(path: str) -> int | None:
             return stat.S_IMODE(found.st_mode)
         except BlockingIOError:
             raise SetupError(f"socket {path} is in use by a busy server; stop it or choose another path") from None
-        pid, _uid, _gid = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        pid = listener_pid(probe)
     raise SetupError(f"socket {path} is in use by {_process(pid)}; stop it or choose another path")
+
+
+def listener_pid(connected: socket.socket) -> int:
+    """Return the pid of whoever listens on the Unix socket that this one is connected to (SO_PEERCRED, unix(7))."""
+    pid: int = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    return pid
 
 
 def _refuse_where_bound(address: TcpAddress, family: int, where: tuple[Any, ...]) -> None:

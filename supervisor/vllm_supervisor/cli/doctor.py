@@ -222,10 +222,7 @@ def _installation(engine: str, config: Config, environ: Mapping[str, str]) -> li
 
 
 def _orphans(config: Config) -> list[Finding]:
-    def run_that_locks(state_dir: Path) -> str | None:
-        return next((one.holder.run for one in lock.living([state_dir])), None)
-
-    survey = processes.Abandoned("", "", config.engine.sweep_domain, locked=run_that_locks).survey()
+    survey = processes.Abandoned("", "", config.engine.sweep_domain, locked=lock.holding_run).survey()
     return doctor_orphans.orphans(
         [f"{member.name} (pid {member.id.pid})" for member in survey.abandoned],
         [(f"{member.name} (pid {member.id.pid})", fate.value) for member, fate in survey.untold],

@@ -2,13 +2,12 @@
 
 import contextlib
 import socket
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from vllm_supervisor.adapters import closed_instances, directories, lock
+from vllm_supervisor.adapters import closed_instances, directories, lock, ports
 from vllm_supervisor.adapters.control_client import ControlClient, ControlError, NotRunningError, choose
 from vllm_supervisor.cli.planning import GlobalOptions, load_config
 from vllm_supervisor.core import instances
@@ -59,15 +58,14 @@ def _names(one: Locked) -> tuple[str, str]:
 
 
 def _pid(path: Path) -> int:
-    """Return the pid of whoever listens on a socket (SO_PEERCRED, unix(7)), or 0."""
+    """Return the pid of whoever listens on a socket, or 0."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(str(path))
-            pid: int = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+            return ports.listener_pid(probe)
         except OSError:
             return 0
-    return pid
 
 
 @contextlib.contextmanager

@@ -83,7 +83,7 @@ class EngineRoom:
         self._log = log
         us = ProcessId(os.getpid(), processes.start_ticks(os.getpid()) or 0)
         self._keeper = Keeper(us, processes.namespaces())
-        self._abandoned = Abandoned(instance, run, plan.config.engine.sweep_domain, locked=_run_that_locks)
+        self._abandoned = Abandoned(instance, run, plan.config.engine.sweep_domain, locked=lock.holding_run)
         self._named: frozenset[ProcessId] = frozenset()
         self.current: Incarnation | None = None
         self._stay: tuple[tuple[Member, str], ...] = ()
@@ -306,11 +306,6 @@ async def _end(left: Leftovers | Abandoned, found: Sequence[Member]) -> tuple[st
         segments.note(await in_thread(segments.find, pids))
     killed, withstood = await left.sweep(PROVE_WITHIN)
     return _left_behind(killed, segments.remove_unused()), withstood
-
-
-def _run_that_locks(state_dir: Path) -> str | None:
-    """Return the run that holds the lock of a state directory just now, or None."""
-    return next((one.holder.run for one in lock.living([state_dir])), None)
 
 
 def _named(members: Sequence[Member]) -> str:
