@@ -9,7 +9,7 @@ Rules:
 
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,6 @@ import trio
 
 from vllm_supervisor.core import custody
 from vllm_supervisor.core.custody import Keeper, Kept, Marker, Seen, Us
-from vllm_supervisor.core.errors import is_thread_limit
 from vllm_supervisor.core.proc import ProcessId, Stat, has_variables, parse_stat, title, variable
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -89,6 +88,10 @@ def _member(stat: Stat, name: str) -> Member:
     )
 
 
+Look = Callable[[], list[Member]]
+Aside = Callable[[Look], Awaitable[list[Member]]]
+
+
 class Tree:
     """All processes of one incarnation."""
 
@@ -137,11 +140,11 @@ class Tree:
 
     async def gone(self, timeout_s: float) -> list[Member]:
         """Wait until a look finds nothing running; return what still runs after `timeout_s`."""
-        return await _until_none(self.remaining, timeout_s, lambda _found: None)
+        return await _until_none(self.remaining, timeout_s, lambda _found: None, _here)
 
     async def sweep(self, timeout_s: float) -> tuple[list[Member], list[Member]]:
         """KILL all of it, late forks too, until a look finds nothing; return (everything killed, what withstood)."""
-        return await _sweep(self.remaining, timeout_s)
+        return await _sweep(self.remaining, timeout_s, _here)
 
 
 class Leftovers:
@@ -164,9 +167,12 @@ class Leftovers:
         environ = _read(f"/proc/{pid}/environ") or b""
         return variable(environ, custody.INSTANCE) == self._instance and variable(environ, custody.RUN) != self._run
 
-    async def sweep(self, timeout_s: float) -> tuple[list[Member], list[Member]]:
-        """KILL all of it until a look finds nothing; return (everything killed, what withstood)."""
-        return await _sweep(self.look, timeout_s)
+    async def sweep(self, timeout_s: float, aside: Aside | None = None) -> tuple[list[Member], list[Member]]:
+        """KILL all of it until a look finds nothing; return (everything killed, what withstood).
+
+        `aside` looks where nothing else waits: who reads the environment of a process that hangs in the kernel hangs too.
+        """
+        return await _sweep(self.look, timeout_s, aside or _here)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +248,9 @@ class Abandoned:
         """Return what is abandoned and still runs."""
         return list(self.survey().abandoned)
 
-    async def sweep(self, timeout_s: float) -> tuple[list[Member], list[Member]]:
-        """KILL all of it until a look finds nothing; return (everything killed, what withstood)."""
-        return await _sweep(self.look, timeout_s, aside=True)
+    async def sweep(self, timeout_s: float, aside: Aside | None = None) -> tuple[list[Member], list[Member]]:
+        """Do the same with them as `Leftovers.sweep`."""
+        return await _sweep(self.look, timeout_s, aside or _here)
 
 
 def _is_there(pid: int) -> bool | None:
@@ -269,43 +275,31 @@ def namespaces() -> str:
     return ",".join(found)
 
 
-async def _until_none(
-    look: Callable[[], list[Member]], timeout_s: float, act: Callable[[list[Member]], None], *, aside: bool = False
-) -> list[Member]:
+async def _here(look: Look) -> list[Member]:
+    return look()
+
+
+async def _until_none(look: Look, timeout_s: float, act: Callable[[list[Member]], None], aside: Aside) -> list[Member]:
     deadline = trio.current_time() + timeout_s
-    while found := await _looked(look, aside=aside):
+    while found := await aside(look):
         act(found)
         with trio.move_on_at(deadline) as scope:
             async with trio.open_nursery() as nursery:
                 for member in found:
                     nursery.start_soon(watch, member.id)
         if scope.cancelled_caught:
-            return await _looked(look, aside=aside)
+            return await aside(look)
     return []
 
 
-async def _looked(look: Callable[[], list[Member]], *, aside: bool) -> list[Member]:
-    """Look, `aside` in a thread: who reads the environment of a process that hangs in the kernel hangs as well."""
-    if not aside:
-        return look()
-    try:
-        return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
-    except RuntimeError as fault:
-        if not is_thread_limit(fault):
-            raise
-    return look()
-
-
-async def _sweep(
-    look: Callable[[], list[Member]], timeout_s: float, *, aside: bool = False
-) -> tuple[list[Member], list[Member]]:
+async def _sweep(look: Look, timeout_s: float, aside: Aside) -> tuple[list[Member], list[Member]]:
     killed: dict[ProcessId, Member] = {}
 
     def act(found: list[Member]) -> None:
         killed.update((member.id, member) for member in found)
         kill(member.id for member in found)
 
-    left = await _until_none(look, timeout_s, act, aside=aside)
+    left = await _until_none(look, timeout_s, act, aside)
     return list(killed.values()), left
 
 

@@ -304,7 +304,7 @@ async def _end(left: Leftovers | Abandoned, found: Sequence[Member]) -> tuple[st
     with trio.move_on_after(PROVE_WITHIN):
         pids = [member.id.pid for member in found]
         segments.note(await in_thread(segments.find, pids))
-    killed, withstood = await left.sweep(PROVE_WITHIN)
+    killed, withstood = await left.sweep(PROVE_WITHIN, in_thread)
     return _left_behind(killed, segments.remove_unused()), withstood
 
 

@@ -183,7 +183,7 @@ class FrontDoor:
         nursery.start_soon(self._run, connection)
 
     def _turn_away(self, sock: socket.socket) -> None:
-        """Refuse a client without serving it. By TLS it would cost a handshake, so there it is a reset, as ever so often."""
+        """Refuse a client without serving it; by TLS, where a refusal would cost a handshake, reset its connection."""
         if self._tls is not None:
             sockets.reset(sock)
             return

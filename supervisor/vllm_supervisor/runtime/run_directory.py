@@ -76,13 +76,7 @@ class RunDirectory:
             return None
         old, before = self._listener, self.path
         try:
-            self.path = directories.prepare_again(
-                self._plan.run_dir,
-                self._plan.config.run_dir,
-                self._plan.environ,
-                self._plan.name,
-                trusted=self._plan.config.trust_directories,
-            )
+            self.path = self._made_again()
             self._listener = self._listen()
         except (SetupError, OSError) as fault:
             self.path = before
@@ -107,15 +101,15 @@ class RunDirectory:
                 self._open_to_group()
             return self.path
         with suppress(SetupError, OSError):
-            self.path = directories.prepare_again(
-                self._plan.run_dir,
-                self._plan.config.run_dir,
-                self._plan.environ,
-                self._plan.name,
-                trusted=self._plan.config.trust_directories,
-            )
+            self.path = self._made_again()
             return self.path
         return None
+
+    def _made_again(self) -> Path:
+        config, plan = self._plan.config, self._plan
+        return directories.prepare_again(
+            plan.run_dir, config.run_dir, plan.environ, plan.name, trusted=config.trust_directories
+        )
 
     def close(self) -> None:
         """Take the control socket away, and the directory if it is one of ours and empty."""
